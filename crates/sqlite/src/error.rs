@@ -1,0 +1,255 @@
+//! What can go wrong, as types. Each error has a stable code for programs, one sentence for a person, and what to
+//! do next; the binary, the HTTP answers and the page all show these same words.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::family::Member;
+
+/// The result of everything in this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation on a database did not happen.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The files are not safe to open, or may not be opened now. Nothing on disk has changed.
+    #[error(transparent)]
+    Refused(Box<Refusal>),
+    /// A lock was held for longer than the caller was ready to wait. Nothing was written.
+    #[error("the database is busy: waited {} ms{}", waited.as_millis(), by(holder))]
+    Busy {
+        /// How long the caller waited.
+        waited: Duration,
+        /// Who holds the lock, as a person would name it, if that could be found out.
+        holder: Option<String>,
+    },
+    /// The volume or a quota is full. The transaction was rolled back.
+    #[error("the disk is full; nothing of this write was kept")]
+    Full,
+    /// The database cannot be written (permissions, or a read-only volume).
+    #[error("the database is read-only")]
+    ReadOnly,
+    /// The files that this handle uses are no longer what the paths name; the handle refuses reads and writes.
+    #[error("the files of this database were {} under this process; what was not acknowledged was not kept", gone(members))]
+    Retired {
+        /// The members whose paths name something else now, or nothing.
+        members: Vec<Member>,
+    },
+    /// The content is damaged.
+    #[error("the database is damaged: {detail}")]
+    Damaged {
+        /// What SQLite said.
+        detail: String,
+    },
+    /// The handle is shutting down.
+    #[error("the database handle is closed")]
+    Closed,
+    /// The caller's own closure refused; its savepoint was rolled back.
+    #[error("{0}")]
+    Aborted(Box<dyn std::error::Error + Send + Sync>),
+    /// A system call on one of the files failed.
+    #[error("{action} {}: {source}", path.display())]
+    Io {
+        /// What was tried, as a fragment ("read the header of").
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// What the system answered.
+        source: std::io::Error,
+    },
+    /// Anything else that SQLite answered.
+    #[error("SQLite: {0}")]
+    Sqlite(rusqlite::Error),
+}
+
+fn by(holder: &Option<String>) -> String {
+    holder.as_ref().map(|h| format!(", held by {h}")).unwrap_or_default()
+}
+
+fn gone(members: &[Member]) -> &'static str {
+    if members.contains(&Member::Main) { "replaced" } else { "unlinked" }
+}
+
+/// A refusal: what is wrong with the files, and which one.
+#[derive(Debug)]
+pub struct Refusal {
+    /// The kind, with a code of its own.
+    pub reason: Reason,
+    /// The file or directory that it is about.
+    pub path: PathBuf,
+    /// What was seen.
+    pub detail: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path.display(), self.reason.sentence())?;
+        if !self.detail.is_empty() {
+            write!(f, " ({})", self.detail)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident, $code:literal, $sentence:literal, $hint:literal;)*) => {
+        /// Why opening was refused. Each has a code that never changes its meaning.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Reason { $($(#[$doc])* $name,)* }
+        impl Reason {
+            /// Every reason, for documentation and tests.
+            pub const ALL: &'static [Reason] = &[$(Reason::$name,)*];
+            /// The stable code.
+            pub fn code(self) -> &'static str { match self { $(Reason::$name => $code,)* } }
+            /// What is wrong, as the end of a sentence that begins with the path.
+            pub fn sentence(self) -> &'static str { match self { $(Reason::$name => $sentence,)* } }
+            /// What to do next.
+            pub fn hint(self) -> &'static str { match self { $(Reason::$name => $hint,)* } }
+        }
+    };
+}
+
+reasons! {
+    /// The main file does not exist and the caller did not ask to create it.
+    NoStore, "no_store", "there is no database here", "Start with `statehouse up`, or name the right home with --home.";
+    /// A database was here before, and its main file is gone.
+    StoreMissing, "store_missing", "a database was here before and its main file is gone", "Put the file back from a snapshot or backup; if it is meant to be gone, move the directory that ends in .statehouse away too.";
+    /// The directory does not exist or cannot be read.
+    NoDirectory, "no_directory", "the directory cannot be used", "Create the directory, or name another path.";
+    /// A symlink stands where a file of the database must be.
+    Symlink, "refused_symlink", "is a symbolic link, and a database is never opened through one", "Name the real file, or remove the link.";
+    /// A directory, FIFO, socket or device stands where a file of the database must be.
+    NotRegular, "refused_not_regular", "is not a regular file", "Move it away, or name another path.";
+    /// A file of the database has a second hard link.
+    HardLink, "refused_hard_link", "has a second hard link, so another name can lead to the same bytes with another log", "Remove the other name, or copy the database with `VACUUM INTO`.";
+    /// A file of the database belongs to another user.
+    Owner, "refused_owner", "belongs to another user", "Run the command as the owner of the database, or give the file to this user with chown.";
+    /// The permission bits keep the owner out.
+    Permission, "refused_permission", "cannot be read and written by this user", "Check the mode of the file and of its directory.";
+    /// The file is itself a mount point, so its log would live elsewhere.
+    MountedFile, "refused_mounted_file", "is mounted as a single file, so its log would live in another directory", "Mount the directory that holds the database, not the file.";
+    /// A main file of zero bytes beside a log: opening would delete the log.
+    EmptyBesideWal, "refused_empty_beside_wal", "has zero bytes beside a log with content; opening it would delete the log", "Copy the -wal file away first; then restore the main file from a backup.";
+    /// A log without a main file: creating one would destroy the log.
+    WalWithoutMain, "refused_wal_without_main", "is left over without its main file; creating one would destroy it", "Restore the main file beside it, or move the left-over file away.";
+    /// A log whose header is garbage and whose frames are valid: SQLite would ignore committed data.
+    WalHeader, "refused_wal_header", "has a damaged header before valid frames; SQLite would ignore what was committed in it", "Copy the family away, then recover the frames from the copy.";
+    /// Not an SQLite database.
+    NotDatabase, "refused_not_database", "is not an SQLite database", "Name another file, or restore this one from a backup.";
+    /// An SQLite database of another program.
+    OtherApplication, "refused_other_application", "is a database of another program", "Name another file; to take over conversations from Hermes Agent use `statehouse sessions import hermes PATH`.";
+    /// Another engine's file stands beside the database.
+    OtherEngine, "refused_other_engine", "belongs to another database engine that uses the same main file", "Close that program and move its file away.";
+    /// WAL mode does not work on this file system.
+    FileSystem, "refused_filesystem", "is on a file system on which shared locks or shared memory do not work", "Move the home to a local disk.";
+    /// A process goes on writing into files that were unlinked or replaced.
+    HeldRetired, "refused_held_retired", "is still held by a process that uses deleted or replaced files of it", "Run `statehouse holders` to see which process, and keep it running until its deleted log is copied.";
+    /// A process uses the database and has lost its locks.
+    HeldNaked, "refused_held_naked", "is in use by a process that has lost its locks", "Run `statehouse holders` to see which process, and stop it in an orderly way before opening.";
+    /// A newer version wrote the store.
+    NewerSchema, "refused_newer_schema", "was written by a newer version", "Use that version, or a later one.";
+    /// Something changed a file between the check and the open.
+    Changed, "refused_changed", "changed while it was being opened", "Find out what replaces it, and try again.";
+    /// The lock core could not be installed.
+    LockCore, "refused_lock_core", "cannot be protected on this system", "Check that /proc is mounted.";
+    /// A pragma did not take.
+    Setting, "refused_setting", "did not take a setting that the promises depend on", "Report this with the output of `statehouse status --json`.";
+}
+
+impl Error {
+    /// A refusal.
+    pub fn refused(reason: Reason, path: impl Into<PathBuf>, detail: impl Into<String>) -> Error {
+        Error::Refused(Box::new(Refusal { reason, path: path.into(), detail: detail.into() }))
+    }
+
+    /// A failed system call.
+    pub fn io(action: &'static str, path: &Path, source: impl Into<std::io::Error>) -> Error {
+        Error::Io { action, path: path.to_owned(), source: source.into() }
+    }
+
+    /// The reason, if this is a refusal.
+    pub fn reason(&self) -> Option<Reason> {
+        match self {
+            Error::Refused(r) => Some(r.reason),
+            _ => None,
+        }
+    }
+
+    /// The stable code for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::Refused(r) => r.reason.code(),
+            Error::Busy { .. } => "busy",
+            Error::Full => "disk_full",
+            Error::ReadOnly => "read_only",
+            Error::Retired { .. } => "retired",
+            Error::Damaged { .. } => "damaged",
+            Error::Closed => "closed",
+            Error::Aborted(_) => "aborted",
+            Error::Io { .. } => "io",
+            Error::Sqlite(_) => "sqlite",
+        }
+    }
+
+    /// What to do next.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Error::Refused(r) => r.reason.hint(),
+            Error::Busy { .. } => "Wait for the holder, or give more time with --patience.",
+            Error::Full => "Free space on the volume, then try again; reading still works.",
+            Error::ReadOnly => "Check the permissions of the file and whether the volume is mounted read-only.",
+            Error::Retired { .. } => "Run `statehouse holders`, and find out what removes or replaces the files.",
+            Error::Damaged { .. } => "Run `statehouse verify`; do not delete any file of the database.",
+            Error::Closed => "Open the database again.",
+            Error::Aborted(_) | Error::Io { .. } | Error::Sqlite(_) => "See the detail; nothing of this operation was kept.",
+        }
+    }
+}
+
+impl From<rusqlite::Error> for Error {
+    /// Sorts by the extended result code; SQLite's text is kept as detail only.
+    fn from(e: rusqlite::Error) -> Error {
+        use rusqlite::ErrorCode as C;
+        match e.sqlite_error_code() {
+            Some(C::DatabaseBusy | C::DatabaseLocked) => Error::Busy { waited: Duration::ZERO, holder: None },
+            Some(C::DiskFull) => Error::Full,
+            Some(C::ReadOnly) => Error::ReadOnly,
+            Some(C::DatabaseCorrupt | C::NotADatabase) => Error::Damaged { detail: e.to_string() },
+            _ => Error::Sqlite(e),
+        }
+    }
+}
+
+/// Why a write closure did not succeed: SQLite said so, or the caller's own rule did.
+#[derive(Debug)]
+pub enum Failure {
+    /// SQLite's answer.
+    Sqlite(rusqlite::Error),
+    /// The caller's refusal; it reaches the caller as [`Error::Aborted`].
+    Abort(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Failure {
+    /// Refuse with an error of the caller's own.
+    pub fn abort(e: impl std::error::Error + Send + Sync + 'static) -> Failure {
+        Failure::Abort(Box::new(e))
+    }
+}
+
+impl From<rusqlite::Error> for Failure {
+    fn from(e: rusqlite::Error) -> Failure {
+        Failure::Sqlite(e)
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(f: Failure) -> Error {
+        match f {
+            Failure::Sqlite(e) => e.into(),
+            Failure::Abort(e) => Error::Aborted(e),
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! The files of one database: their names, their identities, and a generation.
+//!
+//! SQLite pairs a database with its write-ahead log, its shared index and its rollback journal by name alone.
+//! A name says nothing about which file is behind it, so everything here that must tell two files apart compares
+//! [`Identity`], never a path.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, StatxFlags};
+use serde::Serialize;
+
+use crate::error::{Error, Reason, Result};
+
+/// One file of a family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Member {
+    /// The database file itself.
+    Main,
+    /// The write-ahead log, `X-wal`.
+    Wal,
+    /// The shared index of the write-ahead log, `X-shm`.
+    Shm,
+    /// The rollback journal, `X-journal`.
+    Journal,
+}
+
+impl Member {
+    /// All members, the main file first.
+    pub const ALL: [Member; 4] = [Member::Main, Member::Wal, Member::Shm, Member::Journal];
+
+    /// What SQLite appends to the name of the main file.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Member::Main => "",
+            Member::Wal => "-wal",
+            Member::Shm => "-shm",
+            Member::Journal => "-journal",
+        }
+    }
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Member::Main => "main",
+            Member::Wal => "wal",
+            Member::Shm => "shm",
+            Member::Journal => "journal",
+        })
+    }
+}
+
+/// What makes a file that file: device, inode and, where the file system tells it, the time of birth.
+///
+/// ext4 hands an inode number out again at once, so the number alone would take a new file for the old one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+pub struct Identity {
+    /// Device number as `makedev` composes it.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Nanoseconds since 1970 at which the file was created; `None` where the file system does not tell.
+    pub born_ns: Option<i64>,
+}
+
+/// What `statx` tells about a file, without opening it and without following a final symlink.
+#[derive(Debug, Clone, Copy)]
+pub struct Status {
+    /// Which file it is.
+    pub identity: Identity,
+    /// Type and permission bits, as in `st_mode`.
+    pub mode: u32,
+    /// Number of hard links.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Length in bytes.
+    pub size: u64,
+    /// True if the file is itself a mount point (a single file mounted into a container).
+    pub mount_root: bool,
+}
+
+impl Status {
+    /// The status of what `path` names, `None` if nothing does. A final symlink is not followed.
+    ///
+    /// # Errors
+    /// Whatever `statx` answers, except "no such file".
+    pub fn of(path: &Path) -> std::io::Result<Option<Status>> {
+        Self::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    /// The status of an open descriptor.
+    ///
+    /// # Errors
+    /// Whatever `statx` answers.
+    pub fn of_descriptor(fd: std::os::fd::BorrowedFd<'_>) -> std::io::Result<Status> {
+        match Self::statx(fd, Path::new(""), AtFlags::EMPTY_PATH)? {
+            Some(status) => Ok(status),
+            None => Err(std::io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn statx(dir: impl std::os::fd::AsFd, path: &Path, flags: AtFlags) -> std::io::Result<Option<Status>> {
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+        match rustix::fs::statx(dir, path, flags, wanted) {
+            Ok(x) => {
+                const MOUNT_ROOT: u64 = 0x2000; // STATX_ATTR_MOUNT_ROOT of linux/stat.h
+                let born = (x.stx_mask & StatxFlags::BTIME.bits() != 0)
+                    .then(|| x.stx_btime.tv_sec.wrapping_mul(1_000_000_000) + i64::from(x.stx_btime.tv_nsec));
+                Ok(Some(Status {
+                    identity: Identity {
+                        device: rustix::fs::makedev(x.stx_dev_major, x.stx_dev_minor),
+                        inode: x.stx_ino,
+                        born_ns: born,
+                    },
+                    mode: u32::from(x.stx_mode),
+                    links: x.stx_nlink,
+                    uid: x.stx_uid,
+                    size: x.stx_size,
+                    mount_root: x.stx_attributes.bits() & MOUNT_ROOT != 0,
+                }))
+            }
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// The type bits of the mode.
+    pub fn kind(&self) -> rustix::fs::FileType {
+        rustix::fs::FileType::from_raw_mode(self.mode)
+    }
+}
+
+/// The names of one database's files. The directory is resolved once, so that a later change of a symlink above
+/// it cannot make two names of one family mean two places.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Family {
+    directory: PathBuf,
+    name: OsString,
+}
+
+impl Family {
+    /// The family of the database at `path`. The directory must exist; the main file need not.
+    ///
+    /// # Errors
+    /// [`Reason::NoDirectory`] when the directory does not exist or cannot be resolved.
+    pub fn of(path: &Path) -> Result<Family> {
+        let name = path.file_name().ok_or_else(|| Error::refused(Reason::NotRegular, path, "the path names a directory"))?;
+        let parent = match path.parent() {
+            Some(p) if !p.as_os_str().is_empty() => p,
+            _ => Path::new("."),
+        };
+        let directory = std::fs::canonicalize(parent)
+            .map_err(|e| Error::refused(Reason::NoDirectory, parent, e.to_string()))?;
+        Ok(Family { directory, name: name.to_owned() })
+    }
+
+    /// The directory, with symlinks resolved.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The name of the main file within its directory.
+    pub fn name(&self) -> &OsStr {
+        &self.name
+    }
+
+    /// The name of a member within the directory.
+    pub fn member_name(&self, member: Member) -> OsString {
+        let mut name = self.name.clone();
+        name.push(member.suffix());
+        name
+    }
+
+    /// The full path of a member.
+    pub fn path(&self, member: Member) -> PathBuf {
+        self.directory.join(self.member_name(member))
+    }
+
+    /// The full path of the main file.
+    pub fn main(&self) -> PathBuf {
+        self.path(Member::Main)
+    }
+
+    /// Where the crate keeps what it must remember about this database (`X.statehouse`).
+    pub fn side_directory(&self) -> PathBuf {
+        let mut name = self.name.clone();
+        name.push(".statehouse");
+        self.directory.join(name)
+    }
+
+    /// What the paths name now.
+    ///
+    /// # Errors
+    /// Whatever `statx` answers, except "no such file".
+    pub fn generation(&self) -> std::io::Result<Generation> {
+        let id = |m| Status::of(&self.path(m)).map(|s| s.map(|s| s.identity));
+        Ok(Generation { main: id(Member::Main)?, wal: id(Member::Wal)?, shm: id(Member::Shm)? })
+    }
+}
+
+/// The identities of main file, log and index that are in use together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Generation {
+    /// The main file.
+    pub main: Option<Identity>,
+    /// The write-ahead log.
+    pub wal: Option<Identity>,
+    /// The shared index.
+    pub shm: Option<Identity>,
+}
+
+impl Generation {
+    /// The identity of one member.
+    pub fn get(&self, member: Member) -> Option<Identity> {
+        match member {
+            Member::Main => self.main,
+            Member::Wal => self.wal,
+            Member::Shm => self.shm,
+            Member::Journal => None,
+        }
+    }
+
+    /// The members that differ between two generations.
+    pub fn differences(&self, other: &Generation) -> Vec<Member> {
+        [Member::Main, Member::Wal, Member::Shm].into_iter().filter(|m| self.get(*m) != other.get(*m)).collect()
+    }
+}

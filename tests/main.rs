@@ -1,0 +1,1 @@
+//! Product tests: whole processes, one real store.
