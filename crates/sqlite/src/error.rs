@@ -31,7 +31,10 @@ pub enum Error {
     #[error("the database is read-only")]
     ReadOnly,
     /// The files that this handle uses are no longer what the paths name; the handle refuses reads and writes.
-    #[error("the files of this database were {} under this process; what was not acknowledged was not kept", gone(members))]
+    #[error(
+        "the files of this database were {} under this process; what was not acknowledged was not kept",
+        gone(members)
+    )]
     Retired {
         /// The members whose paths name something else now, or nothing.
         members: Vec<Member>,
@@ -204,7 +207,9 @@ impl Error {
             Error::Retired { .. } => "Run `statehouse holders`, and find out what removes or replaces the files.",
             Error::Damaged { .. } => "Run `statehouse verify`; do not delete any file of the database.",
             Error::Closed => "Open the database again.",
-            Error::Aborted(_) | Error::Io { .. } | Error::Sqlite(_) => "See the detail; nothing of this operation was kept.",
+            Error::Aborted(_) | Error::Io { .. } | Error::Sqlite(_) => {
+                "See the detail; nothing of this operation was kept."
+            }
         }
     }
 }

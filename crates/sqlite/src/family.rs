@@ -148,13 +148,14 @@ impl Family {
     /// # Errors
     /// [`Reason::NoDirectory`] when the directory does not exist or cannot be resolved.
     pub fn of(path: &Path) -> Result<Family> {
-        let name = path.file_name().ok_or_else(|| Error::refused(Reason::NotRegular, path, "the path names a directory"))?;
+        let name =
+            path.file_name().ok_or_else(|| Error::refused(Reason::NotRegular, path, "the path names a directory"))?;
         let parent = match path.parent() {
             Some(p) if !p.as_os_str().is_empty() => p,
             _ => Path::new("."),
         };
-        let directory = std::fs::canonicalize(parent)
-            .map_err(|e| Error::refused(Reason::NoDirectory, parent, e.to_string()))?;
+        let directory =
+            std::fs::canonicalize(parent).map_err(|e| Error::refused(Reason::NoDirectory, parent, e.to_string()))?;
         Ok(Family { directory, name: name.to_owned() })
     }
 

@@ -32,7 +32,10 @@ fn refuse_database_files(path: &Path) -> io::Result<()> {
 pub fn open(path: &Path) -> io::Result<File> {
     refuse_database_files(path)?;
     #[expect(clippy::disallowed_methods, reason = "the identity was checked above")]
-    OpenOptions::new().read(true).custom_flags(OFlags::CLOEXEC.bits() as i32 | OFlags::NONBLOCK.bits() as i32).open(path)
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlags::CLOEXEC.bits() as i32 | OFlags::NONBLOCK.bits() as i32)
+        .open(path)
 }
 
 /// Reads an ordinary text file of at most `limit` bytes.
@@ -63,7 +66,8 @@ pub fn open_private(path: &Path) -> io::Result<File> {
             rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
             Ok(file)
         }
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists =>
+        {
             #[expect(clippy::disallowed_methods, reason = "the identity was checked above")]
             OpenOptions::new().read(true).write(true).custom_flags(flags | OFlags::NONBLOCK.bits() as i32).open(path)
         }
