@@ -1,5 +1,6 @@
 //! The store of conversations, turns and jobs, behind one trait.
 
+pub mod document;
 pub mod error;
 pub mod store;
 pub mod types;
