@@ -7,6 +7,8 @@
     reason = "a test builds its situation by ordinary means and stops at the first surprise"
 )]
 
+mod holder;
 mod image;
+mod locks;
 mod secure;
 mod support;
