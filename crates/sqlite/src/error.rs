@@ -197,6 +197,44 @@ impl Error {
         }
     }
 
+    /// The same error once more, for the others whose transaction failed with it. A cause that cannot be copied becomes
+    /// its text.
+    pub(crate) fn again(&self) -> Error {
+        match self {
+            Error::Refused(r) => Error::refused(r.reason, r.path.clone(), r.detail.clone()),
+            Error::Busy { waited, holder } => Error::Busy { waited: *waited, holder: holder.clone() },
+            Error::Full => Error::Full,
+            Error::ReadOnly => Error::ReadOnly,
+            Error::Retired { members } => Error::Retired { members: members.clone() },
+            Error::Damaged { detail } => Error::Damaged { detail: detail.clone() },
+            Error::Closed => Error::Closed,
+            Error::Aborted(e) => Error::Aborted(e.to_string().into()),
+            Error::Io { action, path, source } => {
+                let source = match source.raw_os_error() {
+                    Some(code) => std::io::Error::from_raw_os_error(code),
+                    None => std::io::Error::new(source.kind(), source.to_string()),
+                };
+                Error::Io { action, path: path.clone(), source }
+            }
+            Error::Sqlite(rusqlite::Error::SqliteFailure(code, text)) => {
+                Error::Sqlite(rusqlite::Error::SqliteFailure(*code, text.clone()))
+            }
+            Error::Sqlite(e) => Error::Aborted(e.to_string().into()),
+        }
+    }
+
+    /// True if SQLite could not read or write one of the files: the connection is not to be trusted any more.
+    pub(crate) fn poisons(&self) -> bool {
+        use rusqlite::ErrorCode as C;
+        match self {
+            Error::Sqlite(e) => matches!(
+                e.sqlite_error_code(),
+                Some(C::SystemIoFailure | C::CannotOpen | C::FileLockingProtocolFailed)
+            ),
+            _ => false,
+        }
+    }
+
     /// What to do next.
     pub fn hint(&self) -> &'static str {
         match self {

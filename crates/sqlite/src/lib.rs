@@ -7,8 +7,15 @@ pub mod database;
 pub mod error;
 pub mod family;
 pub mod files;
+pub mod filesystem;
+pub mod headers;
+pub mod image;
 pub mod locks;
+pub mod ofd;
+pub mod secure;
+pub mod side;
 pub mod ticket;
+pub mod wal;
 
 pub use database::{Database, Options, Schema};
 pub use error::{Error, Failure, Reason, Result};
