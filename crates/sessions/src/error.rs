@@ -8,7 +8,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The database itself said no.
     #[error(transparent)]
-    Database(#[from] statehouse_sqlite::Error),
+    Database(statehouse_sqlite::Error),
     /// Nothing has this id.
     #[error("there is no {what} {id}")]
     NotFound {
@@ -28,6 +28,23 @@ pub enum Error {
         /// What was seen.
         detail: String,
     },
+}
+
+impl From<statehouse_sqlite::Error> for Error {
+    /// A rule of the store that refused inside a write comes back as what it was.
+    fn from(e: statehouse_sqlite::Error) -> Error {
+        use statehouse_sqlite::Error as E;
+        match e {
+            E::Aborted(inner) => match inner.downcast::<Error>() {
+                Ok(own) => *own,
+                Err(inner) => match inner.downcast::<E>() {
+                    Ok(database) => Error::Database(*database),
+                    Err(other) => Error::Database(E::Aborted(other)),
+                },
+            },
+            e => Error::Database(e),
+        }
+    }
 }
 
 impl Error {

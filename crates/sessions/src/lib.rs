@@ -1,9 +1,15 @@
 //! The store of conversations, turns and jobs, behind one trait.
+//!
+//! [`Store`] is the door that the services know; [`SqliteStore`] stands behind it.
 
 pub mod error;
+mod fold;
+mod query;
+pub mod sqlite;
 pub mod store;
 pub mod types;
 
 pub use error::{Error, Result};
-pub use store::{Health, Store};
+pub use sqlite::{OpenMode, SqliteStore};
+pub use store::{Canary, Health, Store};
 pub use types::*;

@@ -63,6 +63,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Writes a canary row for `role` and returns its token.
     fn write_canary(&self, role: &str) -> Result<String>;
+    /// What was last written for `role`, for another process to compare with the token.
+    fn canary(&self, role: &str) -> Result<Option<Canary>>;
     /// A number that changes whenever any process has committed something; cheap enough to ask several times a second.
     fn change_counter(&self) -> Result<i64>;
     /// A truthful account of the store itself, for status pages and readiness.
@@ -82,4 +84,13 @@ pub struct Health {
     pub generation: statehouse_sqlite::Generation,
     /// True if the paths name the generation in use.
     pub current: bool,
+}
+
+/// The proof that a write came through.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Canary {
+    /// What [`Store::write_canary`] answered.
+    pub token: String,
+    /// When it was written.
+    pub written_at: Micros,
 }
