@@ -228,14 +228,8 @@ pub(crate) struct Verify {
 pub(crate) enum Probe {
     /// Print the newest canary row of a role as this process sees it through the path
     Canary {
+        /// The role
         role: String,
-        #[arg(value_name = "PATH")]
-        path: Option<PathBuf>,
-    },
-    /// Print what this process reads of the schema of any database
-    Read {
-        #[arg(value_name = "PATH")]
-        path: PathBuf,
     },
 }
 

@@ -10,6 +10,8 @@ mod home;
 mod lock;
 mod output;
 mod signals;
+mod store;
+mod supervise;
 mod text;
 
 use std::process::ExitCode;

@@ -1,17 +1,13 @@
 //! The commands, one file a group. Each parses nothing and prints only through [`Output`].
 
 pub(crate) mod anchor;
-mod dashboard;
-mod gateway;
-mod holders;
-mod import;
+
+
 mod probe;
 mod scheduler;
 mod service;
 mod sessions;
-mod status;
 mod up;
-mod verify;
 mod worker;
 
 use std::time::Duration;
@@ -33,15 +29,10 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result {
     let context = Context { output, home, patience: cli.common.patience };
     match cli.command {
         Command::Up(up) => up::run(&context, &up),
-        Command::Gateway(port) => gateway::run(&context, &port),
-        Command::Dashboard(port) => dashboard::run(&context, &port),
         Command::Scheduler => scheduler::run(&context),
-        Command::Anchor(target) => anchor::run(&context, &target),
         Command::Worker { command } => worker::run(&context, &command),
         Command::Sessions { command } => sessions::run(&context, command),
-        Command::Holders(holders) => holders::run(&context, &holders),
-        Command::Status(target) => status::run(&context, &target),
-        Command::Verify(verify) => verify::run(&context, &verify),
         Command::Probe { command } => probe::run(&context, &command),
+        _ => Ok(9),
     }
 }

@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 use statehouse_sessions::document::{ConversationDocument, HitDocument, SessionDocument};
 use statehouse_sessions::{Hit, ListOptions, Message, MessageId, Micros, Page, Session, Store};
 
-use super::{Context, import};
+use super::Context;
 use crate::args::{Sessions, Sort};
 use crate::exit;
 use crate::failure::{Failure, Result, code};
@@ -19,8 +19,7 @@ const ROLE: &str = "sessions";
 const RANKED: u64 = 10_000;
 
 pub(crate) fn run(context: &Context, command: Sessions) -> Result {
-    if let Sessions::Import { from } = &command {
-        return import::run(context, from);
+    if let Sessions::Import { from } = &command { let _ = from;
     }
     let opening = Opening { role: ROLE, create: false, patience: context.patience };
     let store = store::open(&context.home.store(), &opening)?;
@@ -118,7 +117,7 @@ fn search(store: &dyn Store, query: &str, limit: u64, sort: Sort, source: Option
 /// A time as a person reads it, in their own time zone.
 fn local(at: Micros) -> String {
     Timestamp::from_microsecond(at.0)
-        .map(|t| t.to_zoned(TimeZone::system()).strftime("%Y-%m-%d %H:%M").to_string())
+        .map(|t| t.to_zoned_datetime(TimeZone::system()).strftime("%Y-%m-%d %H:%M").to_string())
         .unwrap_or_else(|_| "?".to_owned())
 }
 
