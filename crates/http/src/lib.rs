@@ -5,12 +5,14 @@
 //! the Host header, the comparison of a token and the mapping of the store's errors exist once.
 
 mod body;
+mod events;
 mod gate;
 mod problem;
 mod server;
 mod stream;
 
 pub use body::read_body;
+pub use events::events;
 pub use gate::{Hosts, Token, WeakToken, bearer, check_host, random_text};
 pub use problem::{Code, Problem, json};
 pub use server::{Begin, Closing, Limits, serve};

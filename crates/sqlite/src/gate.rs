@@ -78,8 +78,12 @@ impl Gate {
         matches!(&*self.lock(), Phase::Fenced(_))
     }
 
-    pub(crate) fn closed(&self) -> bool {
-        matches!(&*self.lock(), Phase::Closed)
+    /// Why the handle is fenced, as text.
+    pub(crate) fn cause(&self) -> String {
+        match &*self.lock() {
+            Phase::Fenced(why) => why.to_string(),
+            Phase::Open(_) | Phase::Closed => String::new(),
+        }
     }
 
     /// Cuts the handle off. The first reason stays.
