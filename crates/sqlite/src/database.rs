@@ -201,9 +201,9 @@ impl Database {
         &self.inner.shared.family
     }
 
-    /// The generation that this handle uses; `None` while it is fenced or after it was closed.
-    pub fn generation(&self) -> Option<Generation> {
-        self.inner.shared.gate.record().map(|r| r.generation())
+    /// The generation that this handle uses, or while it is fenced the one that it used last.
+    pub fn generation(&self) -> Generation {
+        self.inner.shared.gate.record().generation()
     }
 
     /// Proves that the paths name what this handle uses.
