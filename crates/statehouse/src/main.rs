@@ -9,6 +9,7 @@ mod failure;
 mod home;
 mod lock;
 mod output;
+mod readiness;
 mod signals;
 mod store;
 mod supervise;

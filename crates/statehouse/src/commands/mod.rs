@@ -1,9 +1,9 @@
 //! The commands, one file a group. Each parses nothing and prints only through [`Output`].
 
 pub(crate) mod anchor;
-
-
-mod probe;
+mod dashboard;
+mod gateway;
+pub(crate) mod probe;
 mod scheduler;
 mod service;
 mod sessions;
@@ -29,6 +29,8 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result {
     let context = Context { output, home, patience: cli.common.patience };
     match cli.command {
         Command::Up(up) => up::run(&context, &up),
+        Command::Gateway(port) => gateway::run(&context, &port),
+        Command::Dashboard(port) => dashboard::run(&context, &port),
         Command::Scheduler => scheduler::run(&context),
         Command::Worker { command } => worker::run(&context, &command),
         Command::Sessions { command } => sessions::run(&context, command),
