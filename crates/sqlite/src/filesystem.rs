@@ -279,3 +279,93 @@ impl Drop for Map {
         let _ = unsafe { libc::munmap(self.0, Map::BYTES) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+    use super::*;
+
+    const TABLE: &[u8] = b"22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 22 0:30 / /mnt/nfs rw,relatime - nfs4 server:/export rw,vers=4.2
+31 30 254:1 / /mnt/nfs/local rw,relatime - ext4 /dev/vdb rw
+32 22 0:31 / /mnt/two\\040words rw - virtiofs shared rw
+33 22 0:32 / /mnt/tab\\011and\\134slash rw master:3 propagate_from:2 - 9p host rw,trans=virtio
+34 22 0:33 / /mnt/ssh rw - fuse.sshfs me@host:/ rw
+35 22 0:34 / /mnt/smb rw - smb3 //host/share rw
+36 22 0:35 / /mnt/ceph rw - ceph mon:/ rw
+37 22 0:36 / /run rw - tmpfs tmpfs rw
+38 22 0:37 / /var/lib/docker rw - overlay overlay rw
+39 22 0:38 / /pool rw - zfs tank rw
+40 22 0:39 / /mnt/stacked rw - nfs server:/a rw
+41 40 254:2 / /mnt/stacked rw - xfs /dev/vdc rw
+42 22 0:40 / /mnt/new rw - newfs /dev/vdd rw
+\xff\xff not a line
+43
+44 22 0:41 / /mnt/cut rw";
+
+    fn kind(path: &str, id: Option<u64>) -> (String, Option<bool>) {
+        let mount = find(&parse(TABLE), Path::new(path), id).unwrap();
+        let ok = listed(&mount.kind).map(|l| l.0);
+        (mount.kind, ok)
+    }
+
+    #[test]
+    fn the_longest_mount_point_above_a_path_decides() {
+        for (path, expected, ok) in [
+            ("/home/me", "ext4", Some(true)),
+            ("/mnt/nfs", "nfs4", Some(false)),
+            ("/mnt/nfs/deep/down", "nfs4", Some(false)),
+            ("/mnt/nfs/local/home", "ext4", Some(true)),
+            ("/mnt/nfs/localish", "nfs4", Some(false)),
+            ("/mnt/two words/home", "virtiofs", Some(false)),
+            ("/mnt/tab\tand\\slash", "9p", Some(false)),
+            ("/mnt/ssh/home", "fuse.sshfs", Some(false)),
+            ("/mnt/smb", "smb3", Some(false)),
+            ("/mnt/ceph", "ceph", Some(false)),
+            ("/run/user", "tmpfs", Some(true)),
+            ("/var/lib/docker/x", "overlay", Some(true)),
+            ("/pool/home", "zfs", Some(true)),
+            ("/mnt/stacked/home", "xfs", Some(true)),
+            ("/mnt/new", "newfs", None),
+        ] {
+            assert_eq!(kind(path, None), (expected.to_owned(), ok), "{path}");
+        }
+        assert_eq!(kind("/mnt/stacked/home", Some(40)).0, "nfs", "the kernel's own number is exact");
+        assert_eq!(kind("/mnt/stacked/home", Some(999)).0, "xfs");
+    }
+
+    #[test]
+    fn escapes_are_undone_and_what_only_looks_like_one_is_kept() {
+        assert_eq!(unescape(b"a\\040b\\012\\134"), b"a b\n\\");
+        for odd in [&b"\\"[..], b"\\04", b"\\08x", b"\\777", b"\\x41"] {
+            assert_eq!(unescape(odd), odd);
+        }
+    }
+
+    #[test]
+    fn a_file_system_that_works_passes_the_test_and_keeps_nothing_of_it() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(self_test(directory.path()).unwrap(), None);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+        let here = classify(directory.path()).unwrap();
+        assert!(here.wal_ok, "{here:?}");
+        assert!(here.require_wal(directory.path()).is_ok());
+        let magic = by_magic(directory.path()).unwrap();
+        assert!(listed(&magic.kind).is_some_and(|l| l.0), "{magic:?}");
+    }
+
+    #[test]
+    fn a_refusal_names_mount_point_and_kind() {
+        let bad = FileSystem {
+            kind: "virtiofs".into(),
+            mount_point: "/share".into(),
+            wal_ok: false,
+            detail: listed("virtiofs").unwrap().1.into(),
+        };
+        let error = bad.require_wal(Path::new("/share/home")).unwrap_err();
+        assert_eq!(error.reason(), Some(Reason::FileSystem));
+        let text = error.to_string();
+        assert!(text.contains("virtiofs is mounted at /share"), "{text}");
+    }
+}

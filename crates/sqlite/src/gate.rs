@@ -7,8 +7,15 @@ use crate::error::{Error, Result};
 use crate::generation::Record;
 
 #[derive(Debug)]
+struct State {
+    /// The generation in use, or the last one that was.
+    record: Record,
+    phase: Phase,
+}
+
+#[derive(Debug)]
 enum Phase {
-    Open(Record),
+    Open,
     /// The handle has seen its generation retire, or its connection fail; nothing is read or written.
     Fenced(Error),
     Closed,
@@ -17,26 +24,29 @@ enum Phase {
 /// The one predicate that every read, write and checkpoint of a handle asks.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    phase: Mutex<Phase>,
+    state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Gate {
     pub(crate) fn open(record: Record) -> Gate {
-        Gate { phase: Mutex::new(Phase::Open(record)), changed: Condvar::new() }
+        Gate { state: Mutex::new(State { record, phase: Phase::Open }), changed: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Phase> {
-        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The record of the generation in use, if the handle is open and the paths still name it. A difference that is
     /// seen here fences the handle.
     pub(crate) fn check(&self) -> Result<Record> {
-        let record = match &*self.lock() {
-            Phase::Open(record) => record.clone(),
-            Phase::Fenced(why) => return Err(why.again()),
-            Phase::Closed => return Err(Error::Closed),
+        let record = {
+            let state = self.lock();
+            match &state.phase {
+                Phase::Open => state.record.clone(),
+                Phase::Fenced(why) => return Err(why.again()),
+                Phase::Closed => return Err(Error::Closed),
+            }
         };
         match record.check() {
             Ok(()) => Ok(record),
@@ -55,55 +65,56 @@ impl Gate {
                 Err(Error::Closed) => return Err(Error::Closed),
                 Ok(record) => return Ok(record),
                 Err(why) => {
-                    let phase = self.lock();
-                    if !matches!(*phase, Phase::Fenced(_)) {
+                    let state = self.lock();
+                    if !matches!(state.phase, Phase::Fenced(_)) {
                         continue;
                     }
                     let Some(left) = patience.checked_sub(begun.elapsed()) else { return Err(why) };
-                    drop(self.changed.wait_timeout(phase, left).unwrap_or_else(PoisonError::into_inner));
+                    drop(self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner));
                 }
             }
         }
     }
 
-    /// The record without a look at the paths; `None` unless open.
-    pub(crate) fn record(&self) -> Option<Record> {
-        match &*self.lock() {
-            Phase::Open(record) => Some(record.clone()),
-            _ => None,
-        }
+    /// The generation in use, or the last one that was, without a look at the paths.
+    pub(crate) fn record(&self) -> Record {
+        self.lock().record.clone()
     }
 
     pub(crate) fn fenced(&self) -> bool {
-        matches!(&*self.lock(), Phase::Fenced(_))
+        matches!(self.lock().phase, Phase::Fenced(_))
     }
 
-    pub(crate) fn closed(&self) -> bool {
-        matches!(&*self.lock(), Phase::Closed)
+    /// Why the handle is fenced, as text.
+    pub(crate) fn cause(&self) -> String {
+        match &self.lock().phase {
+            Phase::Fenced(why) => why.to_string(),
+            Phase::Open | Phase::Closed => String::new(),
+        }
     }
 
     /// Cuts the handle off. The first reason stays.
     pub(crate) fn fence(&self, why: Error) {
-        let mut phase = self.lock();
-        if matches!(*phase, Phase::Open(_)) {
-            *phase = Phase::Fenced(why);
+        let mut state = self.lock();
+        if matches!(state.phase, Phase::Open) {
+            state.phase = Phase::Fenced(why);
         }
-        drop(phase);
+        drop(state);
         self.changed.notify_all();
     }
 
     /// Lets the handle go on in a new generation.
     pub(crate) fn reopen(&self, record: Record) {
-        let mut phase = self.lock();
-        if !matches!(*phase, Phase::Closed) {
-            *phase = Phase::Open(record);
+        let mut state = self.lock();
+        if !matches!(state.phase, Phase::Closed) {
+            *state = State { record, phase: Phase::Open };
         }
-        drop(phase);
+        drop(state);
         self.changed.notify_all();
     }
 
     pub(crate) fn close(&self) {
-        *self.lock() = Phase::Closed;
+        self.lock().phase = Phase::Closed;
         self.changed.notify_all();
     }
 }

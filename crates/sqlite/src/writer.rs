@@ -57,7 +57,8 @@ where
     }
 
     fn answer(self: Box<Self>, outcome: Result<()>) {
-        self.answer.give(outcome.and_then(|()| self.value.ok_or(Error::Closed)));
+        let Typed { value, answer, .. } = *self;
+        answer.give(outcome.and_then(|()| value.ok_or(Error::Closed)));
     }
 
     fn abandoned(&self) -> bool {
@@ -97,8 +98,6 @@ impl Queued {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Queued>,
-    /// Requests that the writer has taken and not answered.
-    running: usize,
     stopping: bool,
     /// Something other than a request wants the writer: the handle was fenced.
     roused: bool,
@@ -129,22 +128,28 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Blocks until there is work, the handle was fenced, or the handle is closing; `None` means closing and nothing left.
-    pub(crate) fn next(&self) -> Option<Vec<Queued>> {
+    /// Blocks until there is work or the writer was roused (true), or the handle is closing and nothing is left (false).
+    pub(crate) fn next(&self) -> bool {
         let mut state = self.lock();
         loop {
-            if state.roused {
-                state.roused = false;
-                return Some(Vec::new());
-            }
-            if !state.waiting.is_empty() {
-                return Some(Vec::new());
+            if std::mem::take(&mut state.roused) || !state.waiting.is_empty() {
+                return true;
             }
             if state.stopping {
-                return None;
+                return false;
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// True if somebody waits.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.lock().waiting.is_empty()
+    }
+
+    /// True if no more requests are taken.
+    pub(crate) fn stopping(&self) -> bool {
+        self.lock().stopping
     }
 
     /// What waits now, at most one batch. Called when the turn has come, so that everything that arrived while waiting
@@ -152,34 +157,15 @@ impl Queue {
     pub(crate) fn take(&self) -> Vec<Queued> {
         let mut state = self.lock();
         let count = state.waiting.len().min(BATCH);
-        state.running += count;
         state.waiting.drain(..count).collect()
-    }
-
-    /// Answers requests and counts them as no longer running.
-    pub(crate) fn answer(&self, batch: Vec<Queued>, outcome: &Result<()>) {
-        let count = batch.len();
-        for queued in batch {
-            queued.answer(match outcome {
-                Ok(()) => Ok(()),
-                Err(e) => Err(e.again()),
-            });
-        }
-        self.settle(count);
     }
 
     /// Puts requests back to the front, in their order, to be run anew.
     pub(crate) fn put_back(&self, batch: Vec<Queued>) {
         let mut state = self.lock();
-        state.running -= batch.len();
         for queued in batch.into_iter().rev() {
             state.waiting.push_front(queued);
         }
-    }
-
-    fn settle(&self, count: usize) {
-        self.lock().running -= count;
-        self.changed.notify_all();
     }
 
     /// Wakes the writer though there may be no request.
@@ -219,6 +205,15 @@ impl Queue {
     }
 }
 
+fn answer(batch: Vec<Queued>, outcome: &Result<()>) {
+    for queued in batch {
+        queued.answer(match outcome {
+            Ok(()) => Ok(()),
+            Err(e) => Err(e.again()),
+        });
+    }
+}
+
 /// What became of a batch.
 pub(crate) enum Outcome {
     /// Everybody was answered.
@@ -230,15 +225,15 @@ pub(crate) enum Outcome {
 /// Runs one batch and answers it.
 pub(crate) fn run(connection: &Connection, gate: &Gate, record: &Record, queue: &Queue, batch: Vec<Queued>) -> Outcome {
     let mut batch = batch;
-    match attempt(connection, record, queue, &mut batch) {
+    match attempt(connection, record, &mut batch) {
         Ok(()) => {
-            queue.answer(batch, &Ok(()));
+            answer(batch, &Ok(()));
             Outcome::Answered
         }
         Err(e @ Error::Retired { .. }) => fence(gate, queue, batch, e),
         Err(e) if e.poisons() => fence(gate, queue, batch, e),
         Err(e) if batch.len() == 1 => {
-            queue.answer(batch, &Err(e));
+            answer(batch, &Err(e));
             Outcome::Answered
         }
         // One request can make a commit impossible for all, for example by filling the disk: each for itself.
@@ -262,15 +257,15 @@ fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) -> Outc
     }
     let (spent, again): (Vec<_>, Vec<_>) = batch.into_iter().partition(|q| q.attempts >= ATTEMPTS);
     queue.put_back(again);
-    queue.answer(spent, &Err(why.again()));
+    answer(spent, &Err(why.again()));
     gate.fence(why);
     Outcome::Fenced
 }
 
 /// One try at one commit for the whole batch. `Ok` means: durable, and in the generation that the paths name.
-fn attempt(connection: &Connection, record: &Record, queue: &Queue, batch: &mut Vec<Queued>) -> Result<()> {
+fn attempt(connection: &Connection, record: &Record, batch: &mut Vec<Queued>) -> Result<()> {
     record.check()?;
-    begin(connection, queue, batch)?;
+    begin(connection, batch)?;
     let done = statements(connection, batch).and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
     if let Err(e) = done {
         if !connection.is_autocommit() {
@@ -284,7 +279,7 @@ fn attempt(connection: &Connection, record: &Record, queue: &Queue, batch: &mut 
 
 /// Starts the transaction. Our own writers have had their turn by now; strangers are waited for with jitter, so that
 /// two who wait do not meet again and again.
-fn begin(connection: &Connection, queue: &Queue, batch: &mut Vec<Queued>) -> Result<()> {
+fn begin(connection: &Connection, batch: &mut Vec<Queued>) -> Result<()> {
     let begun = Instant::now();
     loop {
         match connection.prepare_cached("BEGIN IMMEDIATE").and_then(|mut s| s.execute([])) {
@@ -296,11 +291,9 @@ fn begin(connection: &Connection, queue: &Queue, batch: &mut Vec<Queued>) -> Res
         }
         let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(batch).into_iter().partition(Queued::expired);
         *batch = kept;
-        let expired = gone.len();
         for queued in gone {
             queued.give_up(Some("a program that is writing to the database".into()));
         }
-        queue.settle(expired);
         if batch.is_empty() {
             return Err(Error::Busy { waited: begun.elapsed(), holder: None });
         }
