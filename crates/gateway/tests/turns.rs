@@ -57,7 +57,8 @@ const WAIT: Duration = Duration::from_secs(20);
 fn listen(house: &House, turn: &Value) -> impl Iterator<Item = String> + use<> {
     let mut stream = house.connect();
     let path = format!("/v1/turns/{}/events", turn.as_str().unwrap());
-    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n");
+    let request =
+        format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer {TOKEN}\r\n\r\n");
     stream.write_all(request.as_bytes()).unwrap();
     BufReader::new(stream).lines().map_while(Result::ok).filter(|l| l.starts_with("event:") || l.starts_with("data:"))
 }
