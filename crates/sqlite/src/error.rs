@@ -234,10 +234,9 @@ impl Error {
         use rusqlite::ErrorCode as C;
         match self {
             Error::Retired { .. } | Error::LocksLost => true,
-            Error::Sqlite(e) => matches!(
-                e.sqlite_error_code(),
-                Some(C::SystemIoFailure | C::CannotOpen | C::FileLockingProtocolFailed)
-            ),
+            Error::Sqlite(e) => {
+                matches!(e.sqlite_error_code(), Some(C::SystemIoFailure | C::CannotOpen | C::FileLockingProtocolFailed))
+            }
             _ => false,
         }
     }
@@ -250,7 +249,9 @@ impl Error {
             Error::Full => "Free space on the volume, then try again; reading still works.",
             Error::ReadOnly => "Check the permissions of the file and whether the volume is mounted read-only.",
             Error::Retired { .. } => "Run `statehouse holders`, and find out what removes or replaces the files.",
-            Error::LocksLost => "Nothing to do: the handle opens the database again. Find out what closes descriptors in this process.",
+            Error::LocksLost => {
+                "Nothing to do: the handle opens the database again. Find out what closes descriptors in this process."
+            }
             Error::Damaged { .. } => "Run `statehouse verify`; do not delete any file of the database.",
             Error::Closed => "Open the database again.",
             Error::Aborted(_) | Error::Io { .. } | Error::Sqlite(_) => {

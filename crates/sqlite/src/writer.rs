@@ -168,6 +168,15 @@ impl Queue {
         }
     }
 
+    /// Waits for `time`, or until the handle is to be closed.
+    pub(crate) fn pause(&self, time: Duration) {
+        let begun = Instant::now();
+        let mut state = self.lock();
+        while let Some(left) = time.checked_sub(begun.elapsed()).filter(|_| !state.stopping) {
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     /// Wakes the writer though there may be no request.
     pub(crate) fn rouse(&self) {
         self.lock().roused = true;
@@ -265,7 +274,8 @@ fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) -> Outc
 fn attempt(connection: &Connection, record: &Record, batch: &mut Vec<Queued>) -> Result<()> {
     record.check()?;
     begin(connection, record, batch)?;
-    let done = statements(connection, batch).and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
+    let done =
+        statements(connection, batch).and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
     if let Err(e) = done {
         if !connection.is_autocommit() {
             // If even this fails the connection still has its transaction, and the next BEGIN says so.

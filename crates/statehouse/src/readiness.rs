@@ -76,7 +76,14 @@ fn canary(store: &dyn Store, home: &Path, role: &str) -> Canary {
 /// # Errors
 /// Why nothing could be read, in words.
 pub(crate) fn other_process(home: &Path, role: &str) -> Result<Seen, String> {
-    let out = run_self(&["probe".as_ref(), "canary".as_ref(), "--home".as_ref(), home.as_os_str(), "--".as_ref(), role.as_ref()])?;
+    let out = run_self(&[
+        "probe".as_ref(),
+        "canary".as_ref(),
+        "--home".as_ref(),
+        home.as_os_str(),
+        "--".as_ref(),
+        role.as_ref(),
+    ])?;
     serde_json::from_str(&out).map_err(|e| format!("another process answered what cannot be understood: {e}"))
 }
 
