@@ -2,6 +2,7 @@
 //!
 //! [`Store`] is the door that the services know; [`SqliteStore`] stands behind it.
 
+pub mod document;
 pub mod error;
 mod fold;
 pub mod import;

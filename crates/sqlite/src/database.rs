@@ -2,13 +2,25 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rusqlite::Connection;
 
 use crate::error::{Error, Failure, Result};
-use crate::family::{Family, Generation};
+use crate::family::{Family, Generation, Member};
+use crate::gate::Gate;
+use crate::generation::Record;
+use crate::keeper::{self, Signals};
+use crate::opening::{self, Opened};
+use crate::readers::Readers;
 use crate::ticket::{Ticket, ticket};
+use crate::turnstile::Turnstile;
+use crate::writer::{self, Outcome, Queue, Typed};
+use crate::{busy, locks, recovery, retired};
+
+/// How often a handle that could not be reopened tries again.
+const RETRY: Duration = Duration::from_millis(250);
 
 /// How to open.
 #[derive(Clone)]
@@ -19,12 +31,14 @@ pub struct Options {
     pub create: bool,
     /// The `application_id` that the database must carry (set at creation); 0 accepts any.
     pub application_id: i32,
-    /// How long a write waits for its turn.
+    /// How long a write waits for its turn, and a read for a place.
     pub patience: Duration,
     /// How many readers may be open at once.
     pub readers: usize,
-    /// Brings the schema up to date inside one write transaction; called only when `current` says it is not.
+    /// What the owner of the content knows; without it nothing is migrated, and captures are kept but not merged.
     pub schema: Option<Arc<dyn Schema>>,
+    /// Is told what happens to the handle. Called on its own threads; must not call the handle.
+    pub observer: Option<Arc<dyn Fn(&Event) + Send + Sync>>,
 }
 
 impl Default for Options {
@@ -36,8 +50,39 @@ impl Default for Options {
             patience: Duration::from_secs(10),
             readers: 4,
             schema: None,
+            observer: None,
         }
     }
+}
+
+impl Options {
+    pub(crate) fn tell(&self, event: &Event) {
+        if let Some(observer) = &self.observer {
+            observer(event);
+        }
+    }
+}
+
+/// What happens to a handle after it was opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The files were unlinked or replaced (or SQLite could not use them any more); nothing is read or written.
+    Fenced {
+        /// The error that everybody gets meanwhile, as text.
+        cause: String,
+    },
+    /// A capture of a retired generation was taken over into the live database.
+    Merged {
+        /// Rows that only the capture had.
+        rows: u64,
+    },
+    /// The handle goes on.
+    Reopened,
+    /// Going on was tried and did not succeed; it is tried again.
+    NotReopened {
+        /// The error, as text.
+        cause: String,
+    },
 }
 
 /// What the owner of the content knows and this crate does not.
@@ -70,8 +115,19 @@ pub struct Database {
 }
 
 struct Inner {
-    family: Family,
-    connection: Mutex<Connection>,
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What the threads of one handle share.
+pub(crate) struct Shared {
+    pub(crate) family: Family,
+    pub(crate) options: Options,
+    pub(crate) gate: Gate,
+    pub(crate) queue: Queue,
+    pub(crate) signals: Arc<Signals>,
+    pub(crate) checkpointer: Mutex<Option<Connection>>,
+    readers: Readers,
 }
 
 impl Database {
@@ -80,22 +136,25 @@ impl Database {
     /// # Errors
     /// A refusal with its own code (nothing on disk has changed), or what SQLite answered.
     pub fn open(path: &Path, options: Options) -> Result<Database> {
+        locks::protect()?;
         let family = Family::of(path)?;
-        let connection = Connection::open(family.main())?;
-        connection.pragma_update(None, "journal_mode", "wal")?;
-        connection.pragma_update(None, "foreign_keys", "on")?;
-        connection.busy_timeout(options.patience)?;
-        if let Some(schema) = &options.schema
-            && !schema.current(&connection)?
-        {
-            connection.execute_batch("BEGIN IMMEDIATE")?;
-            schema.migrate(&connection)?;
-            if options.application_id != 0 {
-                connection.pragma_update(None, "application_id", options.application_id)?;
-            }
-            connection.execute_batch("COMMIT")?;
-        }
-        Ok(Database { inner: Arc::new(Inner { family, connection: Mutex::new(connection) }) })
+        let opened = opening::open(&family, &options)?;
+        let turnstile = Turnstile::open(&family.side_directory())?;
+        let shared = Arc::new(Shared {
+            gate: Gate::open(opened.record.clone()),
+            queue: Queue::default(),
+            signals: Arc::default(),
+            checkpointer: Mutex::new(None),
+            readers: Readers::new(family.clone(), options.readers),
+            family,
+            options,
+        });
+        let mut threads = Vec::new();
+        let inner = shared.clone();
+        threads.push(spawn("statehouse-write", move || write_loop(&inner, &turnstile, opened))?);
+        let inner = shared.clone();
+        threads.push(spawn("statehouse-keep", move || keeper::run(&inner))?);
+        Ok(Database { inner: Arc::new(Inner { shared, threads: Mutex::new(threads) }) })
     }
 
     /// Queues a write. `request` runs inside a savepoint of a larger transaction on the writer's thread; it may run
@@ -107,21 +166,8 @@ impl Database {
         F: Fn(&Connection) -> Result<T, Failure> + Send + 'static,
     {
         let (t, answer) = ticket();
-        let connection = self.inner.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        let run = || -> Result<T> {
-            connection.execute_batch("BEGIN IMMEDIATE")?;
-            match request(&connection) {
-                Ok(v) => {
-                    connection.execute_batch("COMMIT")?;
-                    Ok(v)
-                }
-                Err(e) => {
-                    connection.execute_batch("ROLLBACK")?;
-                    Err(e.into())
-                }
-            }
-        };
-        answer.give(run());
+        let shared = &self.inner.shared;
+        shared.queue.push(Box::new(Typed::new(request, answer)), shared.options.patience);
         t
     }
 
@@ -140,28 +186,168 @@ impl Database {
     /// Runs `query` on a read-only connection, inside one read transaction.
     ///
     /// # Errors
-    /// [`Error::Retired`] on a fenced handle that could not be reopened, the closure's error, or SQLite's.
+    /// [`Error::Retired`] on a fenced handle that could not be reopened in time, the closure's error, or SQLite's.
     pub fn read<T>(&self, query: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
-        let connection = self.inner.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        query(&connection)
+        let shared = &self.inner.shared;
+        if shared.gate.check().is_err() {
+            shared.queue.rouse();
+            shared.gate.wait(shared.options.patience)?;
+        }
+        shared.readers.read(shared.options.patience, query)
     }
 
     /// The names of the database's files.
     pub fn family(&self) -> &Family {
-        &self.inner.family
+        &self.inner.shared.family
     }
 
-    /// The generation that this handle uses.
+    /// The generation that this handle uses, or while it is fenced the one that it used last.
     pub fn generation(&self) -> Generation {
-        self.inner.family.generation().unwrap_or(Generation { main: None, wal: None, shm: None })
+        self.inner.shared.gate.record().generation()
+    }
+
+    /// Proves that the paths name what this handle uses.
+    ///
+    /// # Errors
+    /// [`Error::Retired`], after which the handle is fenced until it has been reopened.
+    pub fn check(&self) -> Result<()> {
+        let checked = self.inner.shared.gate.check();
+        if checked.is_err() {
+            self.inner.shared.queue.rouse();
+        }
+        checked.map(drop)
     }
 
     /// True while the handle is cut off from a retired generation and has not been reopened yet.
     pub fn fenced(&self) -> bool {
-        false
+        self.inner.shared.gate.fenced()
     }
 
     /// Waits until everything that was queued is answered, and closes all connections of this handle and its clones;
     /// later calls answer [`Error::Closed`].
-    pub fn close(&self) {}
+    pub fn close(&self) {
+        self.inner.close();
+    }
+}
+
+impl Inner {
+    fn close(&self) {
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.queue.stop();
+        self.shared.signals.stop();
+        for thread in threads {
+            // A thread that panicked has nothing more to close.
+            let _ = thread.join();
+        }
+        self.shared.gate.close();
+        self.shared.readers.shut();
+        *self.shared.checkpointer.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    /// Who keeps writers waiting, for the text of a busy error.
+    pub(crate) fn who_writes(&self) -> Option<String> {
+        busy::who_writes(&self.family)
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(body)
+        .map_err(|e| Error::io("start a thread for", Path::new(name), e))
+}
+
+fn write_loop(shared: &Shared, turnstile: &Turnstile, opened: Opened) {
+    let mut held = Held::new(shared, opened);
+    while shared.queue.next() {
+        if shared.gate.fenced() {
+            match recover(shared, &mut held) {
+                Ok(()) => shared.options.tell(&Event::Reopened),
+                Err(_) if shared.queue.stopping() => break,
+                Err(e) => {
+                    shared.options.tell(&Event::NotReopened { cause: e.to_string() });
+                    std::thread::sleep(RETRY);
+                    shared.queue.rouse();
+                    continue;
+                }
+            }
+        }
+        if let Err(e) = turn(shared, turnstile, &held) {
+            shared.gate.fence(e);
+        }
+        if shared.gate.fenced() {
+            shared.options.tell(&Event::Fenced { cause: shared.gate.cause() });
+            shared.queue.rouse();
+        }
+    }
+    drop(held);
+    shared.queue.abandon();
+}
+
+/// Waits for this process's turn and commits what has gathered by then.
+fn turn(shared: &Shared, turnstile: &Turnstile, held: &Held) -> Result<()> {
+    let Some(connection) = &held.connection else { return Ok(()) };
+    if !shared.queue.has_work() {
+        return Ok(());
+    }
+    let _turn = turnstile.enter()?;
+    let batch = shared.queue.take();
+    match writer::run(connection, &shared.gate, &held.record, &shared.queue, batch) {
+        Outcome::Answered | Outcome::Fenced => Ok(()),
+    }
+}
+
+/// What the writer's thread has open.
+struct Held {
+    connection: Option<Connection>,
+    record: Record,
+    captured: bool,
+}
+
+impl Held {
+    fn new(shared: &Shared, opened: Opened) -> Held {
+        let Opened { mut connection, record } = opened;
+        let signals = shared.signals.clone();
+        // Without the hook the log would only be bounded by other processes' checkpoints; it cannot fail to be set.
+        let _ = connection.wal_hook(Some(move |_: &mut rusqlite::hooks::Wal, frames| {
+            signals.committed(i64::from(frames));
+            Ok(())
+        }));
+        Held { connection: Some(connection), record, captured: false }
+    }
+}
+
+/// Captures what the retired generation held, closes every connection, opens what the paths name now, and takes over
+/// what only the capture has. Can be called again after an error; what was done stays done.
+fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
+    let family = &shared.family;
+    let _lock = recovery::exclusive(family, shared.options.patience)?;
+    shared.readers.shut();
+    *shared.checkpointer.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    let lost: Vec<Member> = match held.record.check() {
+        Err(Error::Retired { members }) => members,
+        _ => Vec::new(),
+    };
+    if let Some(connection) = &held.connection
+        && !held.captured
+    {
+        retired::capture(family, held.record.generation(), &lost, connection)?;
+        held.captured = true;
+    }
+    held.connection = None;
+    retired::move_aside(family, held.record.generation(), &lost)?;
+    let opened = opening::reopen(family, &shared.options)?;
+    let record = opened.record.clone();
+    *held = Held::new(shared, opened);
+    shared.readers.admit();
+    shared.gate.reopen(record);
+    Ok(())
 }

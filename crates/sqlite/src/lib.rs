@@ -3,14 +3,34 @@
 //! Start with [`Database`] for all of it: checked opening, one writer that groups commits, readers, and a watch that
 //! notices when the files are unlinked or replaced.
 
+mod busy;
+mod connect;
 pub mod database;
 pub mod error;
 pub mod family;
 pub mod files;
+pub mod filesystem;
+pub mod headers;
+mod gate;
+pub mod generation;
+pub mod image;
+mod keeper;
 pub mod locks;
+pub mod ofd;
+mod opening;
+mod prepare;
+mod readers;
+mod recovery;
+mod retired;
+pub mod secure;
+pub mod side;
 pub mod ticket;
+pub mod turnstile;
+pub mod wal;
+mod writer;
 
-pub use database::{Database, Options, Schema};
+pub use database::{Database, Event, Options, Schema};
+pub use locks::protect;
 pub use error::{Error, Failure, Reason, Result};
 pub use family::{Family, Generation, Identity, Member, Status};
 pub use rusqlite;

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, params};
-use statehouse_sqlite::{Database, Failure, Options, Ticket};
+use statehouse_sqlite::{Database, Event, Failure, Options, Ticket};
 
 pub use schema::{APPLICATION_ID, SCHEMA, SessionsSchema, may_read};
 
@@ -30,7 +30,7 @@ use crate::types::*;
 use conversations::{no_nul, not_found};
 
 /// How to open a store.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct OpenMode {
     /// Create the store if there is none.
     pub create: bool,
@@ -38,13 +38,15 @@ pub struct OpenMode {
     pub patience: Duration,
     /// How many reads may run at once.
     pub readers: usize,
+    /// Is told when the handle is fenced and when it goes on; for logs.
+    pub observer: Option<Arc<dyn Fn(&Event) + Send + Sync>>,
 }
 
 impl OpenMode {
     /// Only a store that is there.
     pub fn existing() -> OpenMode {
         let usual = Options::default();
-        OpenMode { create: false, patience: usual.patience, readers: usual.readers }
+        OpenMode { create: false, patience: usual.patience, readers: usual.readers, observer: None }
     }
 
     /// The store that is there, or a new one.
@@ -75,6 +77,7 @@ impl SqliteStore {
                 patience: mode.patience,
                 readers: mode.readers,
                 schema: Some(Arc::new(SessionsSchema)),
+                observer: mode.observer,
             },
         )?;
         Ok(SqliteStore { database, changes: Arc::default() })

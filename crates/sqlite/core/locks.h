@@ -1,0 +1,47 @@
+/*
+** Record locks that a stray close cannot drop. See locks.c for the why.
+*/
+#ifndef STATEHOUSE_LOCKS_H
+#define STATEHOUSE_LOCKS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* A descriptor that SQLite has open, as seen by fstat on it now. */
+struct sh_descriptor {
+  int fd;
+  int has_birth;     /* 1 if born_ns is known */
+  uint64_t device;
+  uint64_t inode;
+  int64_t born_ns;   /* nanoseconds since 1970 */
+};
+
+/* A range that this process has locked on one inode. */
+struct sh_range {
+  int64_t start;
+  int64_t end;       /* exclusive; INT64_MAX for "to the end of all files" */
+  int write;         /* 1 for a write lock */
+};
+
+/* Once, before any replacement is put into the table. 0, or an errno. */
+int sh_prepare(void);
+
+/* The name of the n-th entry of SQLite's system-call table that is replaced; 0 after the last. */
+const char *sh_call_name(size_t n);
+
+/* Remembers the original function of the n-th entry and gives its replacement. */
+void (*sh_call_replace(size_t n, void (*original)(void)))(void);
+
+/* How many descriptors SQLite opened by exactly this path; the first `room` of them are written to `out`. */
+size_t sh_descriptors(const char *path, struct sh_descriptor *out, size_t room);
+
+/* 1 if SQLite has a descriptor of this inode open. */
+int sh_in_use(uint64_t device, uint64_t inode);
+
+/* The owner descriptor of an inode (-1: none) and the ranges that it should hold. */
+int sh_owner(uint64_t device, uint64_t inode, struct sh_range *out, size_t room, size_t *count);
+
+/* How many owners are open, and how many descriptors of SQLite are known. For tests and status. */
+void sh_counts(size_t *owners, size_t *descriptors);
+
+#endif

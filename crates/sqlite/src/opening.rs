@@ -1,0 +1,105 @@
+//! From a path to a connection of a generation that is known: the steps of opening, in their order.
+
+use rusqlite::Connection;
+
+use crate::connect;
+use crate::database::{Event, Options, Schema};
+use crate::error::{Error, Reason, Result};
+use crate::family::Family;
+use crate::generation::Record;
+use crate::prepare::{self, Prepared};
+use crate::turnstile::Turnstile;
+use crate::{recovery, retired, side};
+
+/// How often an open is begun anew because the main file was replaced meanwhile.
+const TRIES: usize = 5;
+
+/// A connection that may write, and the generation that it uses.
+pub(crate) struct Opened {
+    pub(crate) connection: Connection,
+    pub(crate) record: Record,
+}
+
+/// Opens for a process that has nothing of this database open.
+pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
+    for _ in 0..TRIES {
+        let prepared = prepare::prepare(family, options.create, options.application_id)?;
+        let lock = recovery::shared(family, options.patience)?;
+        if !unchanged(family, &prepared)? {
+            continue;
+        }
+        prepare::refuse_dangerous_holders(family, false)?;
+        let opened = connect_to(family, options, &prepared)?;
+        drop(lock);
+        if retired::pending(family) {
+            let _lock = recovery::exclusive(family, options.patience)?;
+            merge(family, options, &opened.connection)?;
+        }
+        return Ok(opened);
+    }
+    Err(Error::refused(Reason::Changed, family.main(), "it was replaced again and again"))
+}
+
+/// Opens again for a process that holds the exclusive side of the recovery lock and has closed everything.
+pub(crate) fn reopen(family: &Family, options: &Options) -> Result<Opened> {
+    let prepared = prepare::prepare(family, false, options.application_id)?;
+    prepare::refuse_dangerous_holders(family, true)?;
+    let opened = connect_to(family, options, &prepared)?;
+    merge(family, options, &opened.connection)?;
+    Ok(opened)
+}
+
+fn unchanged(family: &Family, prepared: &Prepared) -> Result<bool> {
+    let now = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
+    Ok(now.main == prepared.inspected.generation().main)
+}
+
+fn connect_to(family: &Family, options: &Options, prepared: &Prepared) -> Result<Opened> {
+    let connection = connect::writer(family, options.application_id, options.patience)?;
+    let record = Record::take(family)?;
+    if record.generation().main != prepared.inspected.generation().main {
+        return Err(Error::refused(Reason::Changed, family.main(), "another file took its place"));
+    }
+    if let Some(schema) = &options.schema
+        && !schema.current(&connection)?
+    {
+        migrate(family, &connection, schema.as_ref())?;
+    }
+    if prepared.fresh || !prepared.inspected.created_before() {
+        side::mark_created(&prepared.inspected)?;
+    }
+    Ok(Opened { connection, record })
+}
+
+fn migrate(family: &Family, connection: &Connection, schema: &dyn Schema) -> Result<()> {
+    let turnstile = Turnstile::open(&family.side_directory())?;
+    let _turn = turnstile.enter()?;
+    connection.execute_batch("BEGIN IMMEDIATE")?;
+    // Another process may have done it while this one waited.
+    let done = match schema.current(connection) {
+        Ok(true) => Ok(()),
+        Ok(false) => schema.migrate(connection).map_err(Error::from),
+        Err(e) => Err(e),
+    };
+    match done.and_then(|()| Ok(connection.execute_batch("COMMIT")?)) {
+        Ok(()) => Ok(()),
+        Err(e) => {
+            if !connection.is_autocommit() {
+                connection.execute_batch("ROLLBACK")?;
+            }
+            Err(e)
+        }
+    }
+}
+
+fn merge(family: &Family, options: &Options, connection: &Connection) -> Result<()> {
+    let Some(schema) = &options.schema else { return Ok(()) };
+    if !retired::pending(family) {
+        return Ok(());
+    }
+    let turnstile = Turnstile::open(&family.side_directory())?;
+    let _turn = turnstile.enter()?;
+    let rows = retired::merge(family, connection, &|live, image| schema.merge(live, image))?;
+    options.tell(&Event::Merged { rows });
+    Ok(())
+}

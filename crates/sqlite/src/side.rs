@@ -1,0 +1,88 @@
+//! The directory beside a database in which the crate keeps what it must remember (`X.statehouse`).
+//!
+//! Nothing is created there until an operation has something to remember, everything in it is private to the owner of
+//! the database, and it is entered by descriptors, never through a symbolic link.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::error::{Error, Reason, Result};
+use crate::secure::Inspected;
+
+/// The name of the marker that says that a database was created here, so that its absence is never taken for a new home.
+pub const CREATED: &str = "created";
+
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// The side directory, created if it is not there (mode 0700, owned as the database is).
+///
+/// # Errors
+/// A refusal when something else stands there, or the system's answer.
+pub fn create(inspected: &Inspected) -> Result<OwnedFd> {
+    let path = inspected.family().side_directory();
+    let name = path.file_name().unwrap_or(OsStr::new(""));
+    subdirectory(inspected, inspected.directory(), name, &path)
+}
+
+/// A private directory inside `parent`, created if it is not there. `path` is what an error names.
+///
+/// # Errors
+/// As [`create`].
+pub fn subdirectory(
+    inspected: &Inspected,
+    parent: BorrowedFd<'_>,
+    name: impl AsRef<OsStr>,
+    path: &Path,
+) -> Result<OwnedFd> {
+    let name = name.as_ref();
+    let made = match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
+        Ok(()) => true,
+        Err(Errno::EXIST) => false,
+        Err(Errno::NOSPC | Errno::DQUOT) => return Err(Error::Full),
+        Err(e) => return Err(Error::io("create", path, e)),
+    };
+    let directory = rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()).map_err(|e| match e {
+        Errno::LOOP | Errno::MLINK => Error::refused(Reason::Symlink, path, ""),
+        Errno::NOTDIR => Error::refused(Reason::NotRegular, path, "a directory is expected here"),
+        e => Error::io("open", path, e),
+    })?;
+    if made {
+        rustix::fs::fchmod(&directory, Mode::RWXU).map_err(|e| Error::io("create", path, e))?;
+        inspected.hand_over(directory.as_fd()).map_err(|e| Error::io("create", path, e))?;
+    }
+    Ok(directory)
+}
+
+/// The side directory if it is there.
+///
+/// # Errors
+/// As [`create`].
+pub fn open(directory: &Path) -> Result<Option<OwnedFd>> {
+    match rustix::fs::open(directory, DIRECTORY, Mode::empty()) {
+        Ok(fd) => Ok(Some(fd)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(Errno::LOOP | Errno::MLINK) => Err(Error::refused(Reason::Symlink, directory, "")),
+        Err(Errno::NOTDIR) => Err(Error::refused(Reason::NotRegular, directory, "a directory is expected here")),
+        Err(e) => Err(Error::io("open", directory, e)),
+    }
+}
+
+/// Writes the marker that a database was created here. To be called after the first commit: from then on a missing main
+/// file is an error and not a new home.
+///
+/// # Errors
+/// As [`create`].
+pub fn mark_created(inspected: &Inspected) -> Result<()> {
+    let path = inspected.family().side_directory().join(CREATED);
+    let side = create(inspected)?;
+    let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let io = |e: Errno| Error::io("create", &path, e);
+    let file = rustix::fs::openat(&side, CREATED, flags, Mode::RUSR | Mode::WUSR).map_err(io)?;
+    inspected.hand_over(file.as_fd()).map_err(|e| Error::io("create", &path, e))?;
+    rustix::fs::fsync(&file).map_err(io)?;
+    rustix::fs::fsync(&side).map_err(io)
+}

@@ -1,0 +1,331 @@
+//! The queue of write requests, and how a batch of them becomes one commit.
+//!
+//! A batch is one `BEGIN IMMEDIATE`, a savepoint for each request, one `COMMIT`, and a look at the generation before
+//! and after. Only then is anybody answered. A request is a closure that can run again: when its batch was lost with
+//! its generation, or failed because of another request in it, it is run anew.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+
+use crate::error::{Error, Failure, Result};
+use crate::gate::Gate;
+use crate::generation::Record;
+use crate::ticket::Answer;
+
+/// The most requests that one commit takes. It bounds how long one process keeps the turn.
+const BATCH: usize = 256;
+
+/// How often a request is run anew before its error is given to the one who asked.
+const ATTEMPTS: u32 = 5;
+
+/// A write that somebody waits for.
+pub(crate) trait Request: Send {
+    /// Runs the closure and keeps its value.
+    fn run(&mut self, connection: &Connection) -> Result<(), Failure>;
+    /// Gives the kept value, or the error.
+    fn answer(self: Box<Self>, outcome: Result<()>);
+    /// True when nobody waits any more.
+    fn abandoned(&self) -> bool;
+}
+
+pub(crate) struct Typed<T, F> {
+    request: F,
+    value: Option<T>,
+    answer: Answer<T>,
+}
+
+impl<T, F> Typed<T, F> {
+    pub(crate) fn new(request: F, answer: Answer<T>) -> Typed<T, F> {
+        Typed { request, value: None, answer }
+    }
+}
+
+impl<T, F> Request for Typed<T, F>
+where
+    T: Send,
+    F: Fn(&Connection) -> Result<T, Failure> + Send,
+{
+    fn run(&mut self, connection: &Connection) -> Result<(), Failure> {
+        // A panic in one request must not take the writer away from all others.
+        let run = catch_unwind(AssertUnwindSafe(|| (self.request)(connection)));
+        self.value = Some(run.unwrap_or_else(|_| Err(Failure::Abort("a write request panicked".into())))?);
+        Ok(())
+    }
+
+    fn answer(self: Box<Self>, outcome: Result<()>) {
+        let Typed { value, answer, .. } = *self;
+        answer.give(outcome.and_then(|()| value.ok_or(Error::Closed)));
+    }
+
+    fn abandoned(&self) -> bool {
+        self.answer.abandoned()
+    }
+}
+
+/// A request in the queue.
+pub(crate) struct Queued {
+    request: Box<dyn Request>,
+    since: Instant,
+    patience: Duration,
+    attempts: u32,
+    /// Its own refusal, when its savepoint was rolled back.
+    refusal: Option<Error>,
+}
+
+impl Queued {
+    fn expired(&self) -> bool {
+        self.request.abandoned() || self.since.elapsed() > self.patience
+    }
+
+    fn answer(self, outcome: Result<()>) {
+        let outcome = match (outcome, self.refusal) {
+            (Ok(()), Some(refusal)) => Err(refusal),
+            (outcome, _) => outcome,
+        };
+        self.request.answer(outcome);
+    }
+
+    fn give_up(self, holder: Option<String>) {
+        let waited = self.since.elapsed();
+        self.request.answer(Err(Error::Busy { waited, holder }));
+    }
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Queued>,
+    stopping: bool,
+    /// Something other than a request wants the writer: the handle was fenced.
+    roused: bool,
+}
+
+/// The requests that wait for the writer.
+#[derive(Default)]
+pub(crate) struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn push(&self, request: Box<dyn Request>, patience: Duration) {
+        let queued = Queued { request, since: Instant::now(), patience, attempts: 0, refusal: None };
+        let mut state = self.lock();
+        if state.stopping {
+            drop(state);
+            queued.answer(Err(Error::Closed));
+            return;
+        }
+        state.waiting.push_back(queued);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Blocks until there is work or the writer was roused (true), or the handle is closing and nothing is left (false).
+    pub(crate) fn next(&self) -> bool {
+        let mut state = self.lock();
+        loop {
+            if std::mem::take(&mut state.roused) || !state.waiting.is_empty() {
+                return true;
+            }
+            if state.stopping {
+                return false;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// True if somebody waits.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.lock().waiting.is_empty()
+    }
+
+    /// True if no more requests are taken.
+    pub(crate) fn stopping(&self) -> bool {
+        self.lock().stopping
+    }
+
+    /// What waits now, at most one batch. Called when the turn has come, so that everything that arrived while waiting
+    /// for it shares the commit.
+    pub(crate) fn take(&self) -> Vec<Queued> {
+        let mut state = self.lock();
+        let count = state.waiting.len().min(BATCH);
+        state.waiting.drain(..count).collect()
+    }
+
+    /// Puts requests back to the front, in their order, to be run anew.
+    pub(crate) fn put_back(&self, batch: Vec<Queued>) {
+        let mut state = self.lock();
+        for queued in batch.into_iter().rev() {
+            state.waiting.push_front(queued);
+        }
+    }
+
+    /// Wakes the writer though there may be no request.
+    pub(crate) fn rouse(&self) {
+        self.lock().roused = true;
+        self.changed.notify_all();
+    }
+
+    /// True if some request has waited beyond its patience.
+    pub(crate) fn has_expired(&self) -> bool {
+        self.lock().waiting.iter().any(Queued::expired)
+    }
+
+    /// Answers those that have waited beyond their patience, naming who is in the way.
+    pub(crate) fn expire(&self, holder: Option<&str>) {
+        let mut state = self.lock();
+        let (gone, kept): (Vec<_>, Vec<_>) = state.waiting.drain(..).partition(Queued::expired);
+        state.waiting = kept.into();
+        drop(state);
+        for queued in gone {
+            queued.give_up(holder.map(str::to_owned));
+        }
+    }
+
+    /// Takes no more requests; the writer finishes what is there.
+    pub(crate) fn stop(&self) {
+        self.lock().stopping = true;
+        self.changed.notify_all();
+    }
+
+    /// Answers everything that is left: the writer is gone.
+    pub(crate) fn abandon(&self) {
+        let left: Vec<_> = self.lock().waiting.drain(..).collect();
+        for queued in left {
+            queued.answer(Err(Error::Closed));
+        }
+    }
+}
+
+fn answer(batch: Vec<Queued>, outcome: &Result<()>) {
+    for queued in batch {
+        queued.answer(match outcome {
+            Ok(()) => Ok(()),
+            Err(e) => Err(e.again()),
+        });
+    }
+}
+
+/// What became of a batch.
+pub(crate) enum Outcome {
+    /// Everybody was answered.
+    Answered,
+    /// The generation was lost, or the connection is not to be trusted; what was not acknowledged is back in the queue.
+    Fenced,
+}
+
+/// Runs one batch and answers it.
+pub(crate) fn run(connection: &Connection, gate: &Gate, record: &Record, queue: &Queue, batch: Vec<Queued>) -> Outcome {
+    let mut batch = batch;
+    match attempt(connection, record, &mut batch) {
+        Ok(()) => {
+            answer(batch, &Ok(()));
+            Outcome::Answered
+        }
+        Err(e) if e.poisons() => fence(gate, queue, batch, e),
+        Err(e) if batch.len() == 1 => {
+            answer(batch, &Err(e));
+            Outcome::Answered
+        }
+        // One request can make a commit impossible for all, for example by filling the disk: each for itself.
+        Err(_) => {
+            while !batch.is_empty() {
+                let rest = batch.split_off(1);
+                if let Outcome::Fenced = run(connection, gate, record, queue, batch) {
+                    queue.put_back(rest);
+                    return Outcome::Fenced;
+                }
+                batch = rest;
+            }
+            Outcome::Answered
+        }
+    }
+}
+
+fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) -> Outcome {
+    for queued in &mut batch {
+        queued.attempts += 1;
+    }
+    let (spent, again): (Vec<_>, Vec<_>) = batch.into_iter().partition(|q| q.attempts >= ATTEMPTS);
+    queue.put_back(again);
+    answer(spent, &Err(why.again()));
+    gate.fence(why);
+    Outcome::Fenced
+}
+
+/// One try at one commit for the whole batch. `Ok` means: durable, and in the generation that the paths name.
+fn attempt(connection: &Connection, record: &Record, batch: &mut Vec<Queued>) -> Result<()> {
+    record.check()?;
+    begin(connection, record, batch)?;
+    let done = statements(connection, batch).and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
+    if let Err(e) = done {
+        if !connection.is_autocommit() {
+            // If even this fails the connection still has its transaction, and the next BEGIN says so.
+            let _ = connection.execute_batch("ROLLBACK");
+        }
+        return Err(e);
+    }
+    record.check()
+}
+
+/// Starts the transaction. Our own writers have had their turn by now; strangers are waited for with jitter, so that
+/// two who wait do not meet again and again.
+fn begin(connection: &Connection, record: &Record, batch: &mut Vec<Queued>) -> Result<()> {
+    let begun = Instant::now();
+    loop {
+        match connection.prepare_cached("BEGIN IMMEDIATE").and_then(|mut s| s.execute([])) {
+            Ok(_) => return Ok(()),
+            Err(e) => match Error::from(e) {
+                Error::Busy { .. } => {}
+                e => return Err(e),
+            },
+        }
+        let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(batch).into_iter().partition(Queued::expired);
+        *batch = kept;
+        for queued in gone {
+            queued.give_up(Some("a program that is writing to the database".into()));
+        }
+        if batch.is_empty() {
+            return Err(Error::Busy { waited: begun.elapsed(), holder: None });
+        }
+        // A lock call that fails because the locks are gone looks like a lock that somebody else has.
+        record.check()?;
+        std::thread::sleep(Duration::from_micros(500 + u64::from(jitter()) * 40));
+    }
+}
+
+/// A number below 256 from the clock's last digits; quality does not matter here.
+fn jitter() -> u8 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    (now.subsec_nanos() / 64) as u8
+}
+
+fn statements(connection: &Connection, batch: &mut [Queued]) -> Result<()> {
+    for queued in batch {
+        queued.refusal = None;
+        connection.prepare_cached("SAVEPOINT request")?.execute([])?;
+        match queued.request.run(connection) {
+            Ok(()) => {}
+            // SQLite ends the whole transaction by itself after some errors (disk full, I/O, out of memory).
+            Err(failure) if connection.is_autocommit() => return Err(failure.into()),
+            Err(failure) => {
+                let refusal = Error::from(failure);
+                if refusal.poisons() {
+                    return Err(refusal);
+                }
+                connection.prepare_cached("ROLLBACK TO request")?.execute([])?;
+                queued.refusal = Some(refusal);
+            }
+        }
+        connection.prepare_cached("RELEASE request")?.execute([])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,14 @@
+//! What this crate does to real files, beside real processes.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test builds its situation by ordinary means and stops at the first surprise"
+)]
+
+mod holder;
+mod image;
+mod locks;
+mod secure;
+mod support;

@@ -1,0 +1,194 @@
+/*
+ * stray: an adversary for tests, preloaded into a process that has a database open.
+ *
+ * It commits the two sabotages that a lock core has to survive, without any hook in the product:
+ *
+ *   STRAY_MAIN, STRAY_WAL, STRAY_SHM   the three files (a variable each, so that any path survives). Around every
+ *       write, flush and lock call of the host, and around every STRAY_READS-th read, they are opened and closed by
+ *       ordinary means. On Linux that drops every POSIX record lock that the process has on them.
+ *   STRAY_POSIX=1   open-file-description locks asked for through libc become plain POSIX locks, which is what a
+ *       program without a lock core has. The core's code still runs, but it protects nothing. The files are then not
+ *       opened and closed right after a lock call: a real program's mistakes come between its writes, and a lock that
+ *       never lasted an instant would be another story than the one that the tests tell.
+ *   STRAY_ROLES=a:b  act only in processes that have one of these words as an argument (children inherit a preload).
+ *   STRAY_TALLY=dir  each process that acts keeps a file of counters there, named by its PID, so that a test can
+ *       prove that the sabotage really happened in the process that it looks at.
+ *
+ * Every call of its own is a raw system call: nothing can interpose, and nothing recurses.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+struct tally {
+    unsigned long sweeps;      /* times that the three files were opened and closed */
+    unsigned long opened[3];   /* how often main, -wal and -shm could be opened */
+    unsigned long translated;  /* locks turned from open-file-description into POSIX ones */
+    unsigned long set;         /* lock calls seen, translated or not */
+};
+
+static struct tally nowhere;
+static struct tally *tally = &nowhere;
+static const char *files[3];
+static int sweeping;
+static int posix_locks;
+static unsigned long reads_between = 16;
+static unsigned long reads;
+
+static void sweep(void) {
+    if (!sweeping) return;
+    int saved = errno;
+    for (int i = 0; i < 3; i++) {
+        if (!files[i]) continue;
+        long fd = syscall(SYS_openat, AT_FDCWD, files[i], O_RDONLY | O_CLOEXEC);
+        if (fd >= 0) {
+            syscall(SYS_close, fd);
+            __atomic_fetch_add(&tally->opened[i], 1, __ATOMIC_RELAXED);
+        }
+    }
+    __atomic_fetch_add(&tally->sweeps, 1, __ATOMIC_RELAXED);
+    errno = saved;
+}
+
+static int has_role(int argc, char **argv, const char *roles) {
+    for (int i = 1; i < argc; i++) {
+        size_t length = strlen(argv[i]);
+        for (const char *role = roles; role && *role;) {
+            const char *end = strchr(role, ':');
+            size_t width = end ? (size_t)(end - role) : strlen(role);
+            if (width == length && memcmp(role, argv[i], width) == 0) return 1;
+            role = end ? end + 1 : NULL;
+        }
+    }
+    return 0;
+}
+
+__attribute__((constructor)) static void enter(int argc, char **argv, char **envp) {
+    (void)envp;
+    const char *roles = getenv("STRAY_ROLES");
+    if (roles && !has_role(argc, argv, roles)) return;
+    const char *directory = getenv("STRAY_TALLY");
+    if (directory) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/%d", directory, (int)getpid());
+        int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (fd >= 0) {
+            if (ftruncate(fd, sizeof *tally) == 0) {
+                void *map = mmap(NULL, sizeof *tally, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+                if (map != MAP_FAILED) tally = map;
+            }
+            syscall(SYS_close, fd);
+        }
+    }
+    const char *often = getenv("STRAY_READS");
+    if (often && atol(often) > 0) reads_between = (unsigned long)atol(often);
+    files[0] = getenv("STRAY_MAIN");
+    files[1] = getenv("STRAY_WAL");
+    files[2] = getenv("STRAY_SHM");
+    const char *posix = getenv("STRAY_POSIX");
+    posix_locks = posix && posix[0] == '1';
+    sweeping = files[0] || files[1] || files[2];
+}
+
+#define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+#define LAZY(name)                                      \
+    static __typeof__(&name) next;                      \
+    if (!next) next = NEXT(name)
+
+/* Before and after, so that no instant between two writes of the host is without a stray close. */
+#define AROUND(type, call)   \
+    sweep();                 \
+    type result = (call);    \
+    sweep();                 \
+    return result
+
+ssize_t write(int fd, const void *data, size_t size) {
+    LAZY(write);
+    AROUND(ssize_t, next(fd, data, size));
+}
+
+ssize_t pwrite(int fd, const void *data, size_t size, off_t at) {
+    LAZY(pwrite);
+    AROUND(ssize_t, next(fd, data, size, at));
+}
+
+ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) {
+    LAZY(pwrite64);
+    AROUND(ssize_t, next(fd, data, size, at));
+}
+
+int fsync(int fd) {
+    LAZY(fsync);
+    AROUND(int, next(fd));
+}
+
+int fdatasync(int fd) {
+    LAZY(fdatasync);
+    AROUND(int, next(fd));
+}
+
+static void now_and_then(void) {
+    if (__atomic_add_fetch(&reads, 1, __ATOMIC_RELAXED) % reads_between == 0) sweep();
+}
+
+ssize_t read(int fd, void *data, size_t size) {
+    LAZY(read);
+    now_and_then();
+    return next(fd, data, size);
+}
+
+ssize_t pread(int fd, void *data, size_t size, off_t at) {
+    LAZY(pread);
+    now_and_then();
+    return next(fd, data, size, at);
+}
+
+ssize_t pread64(int fd, void *data, size_t size, off64_t at) {
+    LAZY(pread64);
+    now_and_then();
+    return next(fd, data, size, at);
+}
+
+/* Every argument of fcntl that there is fits a pointer. */
+static int control(int fd, int command, void *argument) {
+    int is_set = command == F_SETLK || command == F_SETLKW || command == F_OFD_SETLK || command == F_OFD_SETLKW;
+    if (posix_locks) {
+        int plain = command == F_OFD_SETLK ? F_SETLK
+                  : command == F_OFD_SETLKW ? F_SETLKW
+                  : command == F_OFD_GETLK ? F_GETLK
+                                           : command;
+        if (plain != command) __atomic_fetch_add(&tally->translated, 1, __ATOMIC_RELAXED);
+        command = plain;
+    }
+    int result = (int)syscall(SYS_fcntl, fd, command, argument);
+    if (is_set) {
+        __atomic_fetch_add(&tally->set, 1, __ATOMIC_RELAXED);
+        if (!posix_locks) sweep();
+    }
+    return result;
+}
+
+int fcntl(int fd, int command, ...) {
+    va_list list;
+    va_start(list, command);
+    void *argument = va_arg(list, void *);
+    va_end(list);
+    return control(fd, command, argument);
+}
+
+int fcntl64(int fd, int command, ...) {
+    va_list list;
+    va_start(list, command);
+    void *argument = va_arg(list, void *);
+    va_end(list);
+    return control(fd, command, argument);
+}

@@ -1,0 +1,132 @@
+//! The adversary: a library preloaded into a process that drops its POSIX locks all the time, and can take the product's
+//! lock core out of action. `programs/stray.c` says what it does; this is how a test arms a command with it.
+
+use std::collections::hash_map::DefaultHasher;
+use std::fs;
+use std::hash::{Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::need::build_directory;
+
+const SOURCE: &str = include_str!("../programs/stray.c");
+
+/// How a process is sabotaged.
+#[derive(Debug, Clone)]
+pub struct Stray {
+    main: PathBuf,
+    sweep: bool,
+    posix_locks: bool,
+    roles: Vec<String>,
+    tally: PathBuf,
+}
+
+impl Stray {
+    /// Opens and closes all three files of the database at `main` around every write, flush and lock call. Each process
+    /// that does so keeps its counters in `tally`, a directory.
+    pub fn at(main: &Path, tally: &Path) -> Stray {
+        fs::create_dir_all(tally).expect("the directory of the tallies");
+        Stray {
+            main: main.to_path_buf(),
+            sweep: true,
+            posix_locks: false,
+            roles: Vec::new(),
+            tally: tally.to_path_buf(),
+        }
+    }
+
+    /// Also turns open-file-description locks into POSIX locks: the lock core is in effect off.
+    #[must_use]
+    pub fn without_lock_core(mut self) -> Stray {
+        self.posix_locks = true;
+        self
+    }
+
+    /// Acts only in processes that have one of these words as an argument.
+    #[must_use]
+    pub fn only_in(mut self, roles: &[&str]) -> Stray {
+        self.roles = roles.iter().map(|r| (*r).to_owned()).collect();
+        self
+    }
+
+    /// Arms `command` and what it starts.
+    pub fn arms<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        let member = |suffix: &str| {
+            let mut path = self.main.clone().into_os_string();
+            path.push(suffix);
+            path
+        };
+        command.env("LD_PRELOAD", library()).env("STRAY_TALLY", &self.tally);
+        if self.sweep {
+            command.env("STRAY_MAIN", &self.main).env("STRAY_WAL", member("-wal")).env("STRAY_SHM", member("-shm"));
+        }
+        if self.posix_locks {
+            command.env("STRAY_POSIX", "1");
+        }
+        if !self.roles.is_empty() {
+            command.env("STRAY_ROLES", self.roles.join(":"));
+        }
+        command
+    }
+
+    /// What the process with this id has suffered so far; `None` if the library did not act in it.
+    pub fn tally(&self, pid: u32) -> Option<Tally> {
+        let bytes = fs::read(self.tally.join(pid.to_string())).ok()?;
+        let mut words = bytes.as_chunks::<8>().0.iter().map(|c| u64::from_ne_bytes(*c));
+        let mut next = || words.next().unwrap_or_default();
+        Some(Tally { sweeps: next(), opened: [next(), next(), next()], translated: next(), lock_calls: next() })
+    }
+
+    /// The ids of all processes in which the library has acted.
+    pub fn victims(&self) -> Vec<u32> {
+        let list = fs::read_dir(&self.tally).expect("the directory of the tallies");
+        list.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect()
+    }
+}
+
+/// Counters of one process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// How often the files were opened and closed.
+    pub sweeps: u64,
+    /// How often each of main file, `-wal` and `-shm` could be opened.
+    pub opened: [u64; 3],
+    /// Locks turned into POSIX ones.
+    pub translated: u64,
+    /// Calls that set or released a record lock.
+    pub lock_calls: u64,
+}
+
+/// The compiled library; built once for each content of its source.
+pub fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let mut hash = DefaultHasher::new();
+        SOURCE.hash(&mut hash);
+        let name = format!("libstray-{:016x}.so", hash.finish());
+        let path = build_directory().join(&name);
+        if !path.exists() {
+            compile(&path);
+        }
+        path
+    })
+}
+
+fn compile(path: &Path) {
+    // Several test binaries may come here at once: each builds under a name of its own, and the rename decides.
+    let own = path.with_extension(format!("{}.c", std::process::id()));
+    let built = path.with_extension(format!("{}.so", std::process::id()));
+    fs::write(&own, SOURCE).expect("write the source of the adversary");
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let status = Command::new(compiler)
+        .args(["-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o"])
+        .arg(&built)
+        .arg(&own)
+        .arg("-ldl")
+        .status()
+        .expect("start the C compiler");
+    assert!(status.success(), "the adversary does not compile");
+    fs::rename(&built, path).expect("put the adversary in place");
+    let _ = fs::remove_file(&own);
+}
