@@ -154,9 +154,8 @@ impl Home {
     /// It is missing, or it is not one.
     pub(crate) fn token(&self) -> Result<String> {
         let path = self.token_file();
-        let text = files::read_to_string(&path, 4096).map_err(|e| {
-            Failure::io("read", &path, e).hint("`statehouse up` writes a token where there is none.")
-        })?;
+        let text = files::read_to_string(&path, 4096)
+            .map_err(|e| Failure::io("read", &path, e).hint("`statehouse up` writes a token where there is none."))?;
         let token = text.trim();
         if token.len() < 16 || !token.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(Failure::new(exit::FAILED, code::BAD_HOME, format!("{} holds no token", path.display()))
@@ -202,12 +201,8 @@ impl Created {
 fn check_profile(name: &str) -> Result<()> {
     let fits = name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
     if name.is_empty() || name.len() > 64 || name.starts_with(['.', '-']) || !fits {
-        return Err(Failure::new(
-            exit::USAGE,
-            code::USAGE,
-            format!("{name:?} cannot be the name of a profile"),
-        )
-        .hint("Use up to 64 letters, digits, '-', '_' and '.', beginning with a letter, a digit or '_'."));
+        return Err(Failure::new(exit::USAGE, code::USAGE, format!("{name:?} cannot be the name of a profile"))
+            .hint("Use up to 64 letters, digits, '-', '_' and '.', beginning with a letter, a digit or '_'."));
     }
     Ok(())
 }

@@ -15,7 +15,9 @@ pub(crate) fn print_line(line: &str, output: Output) {
         Some("anchored") => format!("{path} is anchored"),
         Some("released") => format!("{path} is no longer anchored"),
         Some("naked_holder") => format!("{pid}{command} has lost its locks on {path}: stop it in an orderly way"),
-        Some("ghost") => format!("{pid}{command} is writing into deleted or replaced files of {path}: keep it running until its log is copied"),
+        Some("ghost") => format!(
+            "{pid}{command} is writing into deleted or replaced files of {path}: keep it running until its log is copied"
+        ),
         _ => return,
     };
     output.text(&text::escape_line(&sentence));

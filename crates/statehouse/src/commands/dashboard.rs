@@ -40,7 +40,8 @@ pub(crate) fn run(context: &Context, port: &Port) -> Result {
 /// The document of `statehouse holders --json`.
 fn probe(path: PathBuf) -> Probe {
     Arc::new(move || {
-        Err("x".to_owned())
-            .unwrap_or_else(|e: String| json!({"path": path.to_string_lossy(), "verdict": "unknown", "holders": [], "limits": [e]}))
+        Err("x".to_owned()).unwrap_or_else(
+            |e: String| json!({"path": path.to_string_lossy(), "verdict": "unknown", "holders": [], "limits": [e]}),
+        )
     })
 }

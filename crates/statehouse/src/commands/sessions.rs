@@ -19,7 +19,8 @@ const ROLE: &str = "sessions";
 const RANKED: u64 = 10_000;
 
 pub(crate) fn run(context: &Context, command: Sessions) -> Result {
-    if let Sessions::Import { from } = &command { let _ = from;
+    if let Sessions::Import { from } = &command {
+        let _ = from;
     }
     let opening = Opening { role: ROLE, create: false, patience: context.patience };
     let store = store::open(&context.home.store(), &opening)?;
@@ -142,7 +143,13 @@ fn list(sessions: &[Session]) -> String {
 
 fn conversation(session: &Session, messages: &[Message], terminal: bool) -> String {
     let title = session.title.as_deref().unwrap_or("(no title)");
-    let mut out = format!("{}\n{}  {}  since {}\n", escape_line(title), session.id, escape_line(&session.source), local(session.started_at));
+    let mut out = format!(
+        "{}\n{}  {}  since {}\n",
+        escape_line(title),
+        session.id,
+        escape_line(&session.source),
+        local(session.started_at)
+    );
     for m in messages {
         out.push_str(&format!("\n{} {}\n", local(m.created_at), m.role.as_str()));
         if let Some(name) = &m.tool_name {
