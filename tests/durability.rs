@@ -58,7 +58,11 @@ fn assert_kept(home: &Home, ledger: &Mutex<Ledger>) {
     }
     let ledger = ledger.lock().unwrap();
     for text in &ledger.acknowledged {
-        assert_eq!(seen.get(text.as_str()).copied().unwrap_or(0), 1, "acknowledged, and there not exactly once: {text}");
+        assert_eq!(
+            seen.get(text.as_str()).copied().unwrap_or(0),
+            1,
+            "acknowledged, and there not exactly once: {text}"
+        );
     }
     for text in &ledger.unanswered {
         assert!(seen.get(text.as_str()).copied().unwrap_or(0) <= 1, "stored twice: {text}");
@@ -286,9 +290,7 @@ fn a_killed_house_comes_back_with_everything() {
     assert!(family.len() >= 5, "up and four services: {family:?}");
     up.child.kill();
     // Nobody is left that could be in the way of the next start.
-    let alive = |pid: &u32| {
-        fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == binary())
-    };
+    let alive = |pid: &u32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == binary());
     until("the services end with their supervisor", Duration::from_secs(10), || !family.iter().any(alive));
     drop(up);
     let up = Up::start(&home, |_| {});

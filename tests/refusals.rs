@@ -313,7 +313,8 @@ fn a_refused_house_writes_nothing_but_its_log() {
 
 #[test]
 fn a_home_with_an_odd_name_is_opened_where_it_says() {
-    for name in ["a#b", "a?mode=ro", "100%25", "with space", "状態の家", "two\nlines", "-dash", "quote'\"", "file:x"] {
+    for name in ["a#b", "a?mode=ro", "100%25", "with space", "状態の家", "two\nlines", "-dash", "quote'\"", "file:x"]
+    {
         let home = furnished(Home::named(name));
         let gateway = Service::start(&home, "gateway", |_| {});
         Client::new(&gateway.url, &home.token()).talk("c", "1", "hello from an odd place");
@@ -322,8 +323,11 @@ fn a_home_with_an_odd_name_is_opened_where_it_says() {
         assert!(rows.iter().any(|r| r.2 == "hello from an odd place"), "{name:?}: {rows:?}");
         assert!(home.store().is_file() && beside(&home.store(), "-wal").exists(), "{name:?}");
         // A path cut short at `#` or `?` would have made a file beside the home.
-        let beside_it: Vec<PathBuf> =
-            fs::read_dir(home.around().path()).unwrap().map(|e| e.unwrap().path()).filter(|p| p != home.path()).collect();
+        let beside_it: Vec<PathBuf> = fs::read_dir(home.around().path())
+            .unwrap()
+            .map(|e| e.unwrap().path())
+            .filter(|p| p != home.path())
+            .collect();
         assert!(beside_it.is_empty(), "{name:?}: {beside_it:?}");
     }
     // A name that is not text is a path like any other.
