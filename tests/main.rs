@@ -8,11 +8,6 @@
     reason = "tests; and the test process itself never has a database open"
 )]
 
-mod acceptance;
-mod bad_input;
-mod durability;
-mod hermes;
+mod cli;
 mod house;
-mod modes;
-mod readme;
-mod refusals;
+mod up;
