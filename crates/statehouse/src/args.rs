@@ -230,6 +230,9 @@ pub(crate) enum Probe {
     Canary {
         /// The role
         role: String,
+        /// A database file or a home [default: the home's store]
+        #[arg(value_name = "PATH")]
+        path: Option<PathBuf>,
     },
 }
 

@@ -3,10 +3,12 @@
 use serde::{Deserialize, Serialize};
 use statehouse_sessions::document;
 
-use super::{Context, service};
+use super::Context;
 use crate::args::Probe;
 use crate::exit;
 use crate::failure::Result;
+use crate::home::Place;
+use crate::store::{self, Opening};
 
 /// A canary row as another process sees it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -18,8 +20,10 @@ pub(crate) struct Seen {
 }
 
 pub(crate) fn run(context: &Context, command: &Probe) -> Result {
-    let Probe::Canary { role } = command;
-    let store = service::open(context, "probe")?;
+    let Probe::Canary { role, path } = command;
+    let place = Place::of(path.as_deref(), &context.home);
+    let opening = Opening { role: "probe", create: false, patience: context.patience };
+    let store = store::open(&place.database, &opening)?;
     let canary = store.canary(role);
     store.close();
     let canary = canary?;
