@@ -266,7 +266,8 @@ fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) -> Outc
 fn attempt(connection: &Connection, record: &Record, batch: &mut Vec<Queued>) -> Result<()> {
     record.check()?;
     begin(connection, batch)?;
-    let done = statements(connection, batch).and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
+    let done =
+        statements(connection, batch).and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
     if let Err(e) = done {
         if !connection.is_autocommit() {
             // If even this fails the connection still has its transaction, and the next BEGIN says so.

@@ -7,6 +7,9 @@
     reason = "a test builds its situation by ordinary means and stops at the first surprise"
 )]
 
+mod anchor;
+mod holders;
 mod image;
+mod members;
 mod secure;
 mod support;
