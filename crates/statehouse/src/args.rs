@@ -234,6 +234,12 @@ pub(crate) enum Probe {
         #[arg(value_name = "PATH")]
         path: Option<PathBuf>,
     },
+    /// Print what this process reads of any database
+    Read {
+        /// A database file or a home
+        #[arg(value_name = "PATH")]
+        path: PathBuf,
+    },
 }
 
 #[cfg(test)]

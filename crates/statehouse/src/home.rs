@@ -208,7 +208,7 @@ fn check_profile(name: &str) -> Result<()> {
 }
 
 /// Makes a directory with mode 0700 whatever the umask, or leaves the one that is there.
-pub(crate) fn private_directory(path: &Path) -> Result<()> {
+fn private_directory(path: &Path) -> Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => tighten(path, 0o700),
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && path.is_dir() => tighten(path, 0o700),

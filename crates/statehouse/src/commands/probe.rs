@@ -1,5 +1,7 @@
 //! The second process of a proof: what one process has written must be what another one reads through the path.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 use statehouse_sessions::document;
 
@@ -20,8 +22,14 @@ pub(crate) struct Seen {
 }
 
 pub(crate) fn run(context: &Context, command: &Probe) -> Result {
-    let Probe::Canary { role, path } = command;
-    let place = Place::of(path.as_deref(), &context.home);
+    match command {
+        Probe::Canary { role, path } => canary(context, role, path.as_deref()),
+        Probe::Read { path } => read(context, path),
+    }
+}
+
+fn canary(context: &Context, role: &str, path: Option<&Path>) -> Result {
+    let place = Place::of(path, &context.home);
     let opening = Opening { role: "probe", create: false, patience: context.patience };
     let store = store::open(&place.database, &opening)?;
     let canary = store.canary(role);
@@ -32,5 +40,12 @@ pub(crate) fn run(context: &Context, command: &Probe) -> Result {
         written_at: canary.as_ref().map(|c| document::time(c.written_at)),
     };
     context.output.answer(&seen, |s| s.token.clone().unwrap_or_else(|| "no canary".to_owned()));
+    Ok(exit::OK)
+}
+
+fn read(context: &Context, path: &Path) -> Result {
+    let place = Place::of(Some(path), &context.home);
+    let seen = statehouse_ops::read(&place.database, &std::env::temp_dir(), context.patience)?;
+    context.output.answer(&seen, |s| format!("{} objects on {} pages", s.objects, s.page_count));
     Ok(exit::OK)
 }

@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 use statehouse_sessions::document::{ConversationDocument, HitDocument, SessionDocument};
 use statehouse_sessions::{Hit, ListOptions, Message, MessageId, Micros, Page, Session, Store};
 
-use super::Context;
+use super::{Context, import};
 use crate::args::{Sessions, Sort};
 use crate::exit;
 use crate::failure::{Failure, Result, code};
@@ -20,7 +20,7 @@ const RANKED: u64 = 10_000;
 
 pub(crate) fn run(context: &Context, command: Sessions) -> Result {
     if let Sessions::Import { from } = &command {
-        let _ = from;
+        return import::run(context, from);
     }
     let opening = Opening { role: ROLE, create: false, patience: context.patience };
     let store = store::open(&context.home.store(), &opening)?;
