@@ -8,6 +8,13 @@
     reason = "tests; and the test process itself never has a database open"
 )]
 
+mod acceptance;
+mod bad_input;
 mod cli;
+mod durability;
+mod hermes;
 mod house;
+mod modes;
+mod readme;
+mod refusals;
 mod up;
