@@ -23,6 +23,7 @@ use std::path::Path;
 
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags};
+use statehouse_sqlite::turnstile::Turnstile;
 use statehouse_sqlite::{Database, Event, Failure, Options, Schema, Status, locks};
 
 type Answer = Result<String, String>;
@@ -100,6 +101,7 @@ fn order(connections: &mut HashMap<String, Connection>, line: &str) -> Answer {
         // fork VERB ...: the child carries out the order with everything that it inherited, and exits without cleaning up.
         "fork" => fork(connections, rest),
         "second" => second_library(first, second),
+        "turns" => turns(rest),
         _ => Err(format!("unknown order {verb}")),
     }
 }
@@ -145,7 +147,7 @@ fn open(path: &str) -> Result<Database, String> {
 fn with_database(database: &Database, verb: &str, rest: &str) -> Answer {
     let fail = |e: statehouse_sqlite::Error| format!("{} {e}", e.code());
     match verb {
-        "put" => put(database, rest.to_owned()).map(|()| String::new()).map_err(fail),
+        "put" => put(database, rest.to_owned()).map(|_| String::new()).map_err(fail),
         "count" => {
             let count: i64 =
                 database.read(|c| Ok(c.query_row("SELECT count(*) FROM k", [], |r| r.get(0))?)).map_err(fail)?;
@@ -155,7 +157,8 @@ fn with_database(database: &Database, verb: &str, rest: &str) -> Answer {
             database.close();
             Ok(String::new())
         }
-        // tight SECONDS FILE: one row after the other without a pause; FILE gets when each was asked for and done.
+        // tight SECONDS FILE: one row after the other without a pause; FILE gets when each was asked for and done, and its
+        // place in the order of commits.
         _ => {
             let (seconds, file) = rest.split_once(' ').ok_or("tight SECONDS FILE")?;
             let end = now() + seconds.parse::<u64>().map_err(|_| "not a number")? * 1_000_000_000;
@@ -163,8 +166,8 @@ fn with_database(database: &Database, verb: &str, rest: &str) -> Answer {
             let mut n = 0;
             while now() < end {
                 let asked = now();
-                put(database, format!("{}-{n}", std::process::id())).map_err(fail)?;
-                log.push_str(&format!("{asked} {}\n", now()));
+                let place = put(database, format!("{}-{n}", std::process::id())).map_err(fail)?;
+                log.push_str(&format!("{asked} {} {place}\n", now()));
                 n += 1;
             }
             std::fs::write(file, log).map_err(|e| e.to_string())?;
@@ -173,12 +176,38 @@ fn with_database(database: &Database, verb: &str, rest: &str) -> Answer {
     }
 }
 
-fn put(database: &Database, key: String) -> statehouse_sqlite::Result<()> {
+fn put(database: &Database, key: String) -> statehouse_sqlite::Result<i64> {
     let role = std::process::id().to_string();
     database.write(move |c| {
         c.prepare_cached("INSERT OR IGNORE INTO k(key, role) VALUES(?1, ?2)")?.execute((&key, &role))?;
-        Ok(())
+        Ok(c.last_insert_rowid())
     })
+}
+
+/// turns SECONDS DIRECTORY FILE: takes one turn after the other at the turnstile, each as long as a short commit; FILE gets
+/// when each was asked for and when it came, twice.
+fn turns(rest: &str) -> Answer {
+    let mut words = rest.splitn(3, ' ');
+    let (Some(seconds), Some(directory), Some(file)) = (words.next(), words.next(), words.next()) else {
+        return Err("turns SECONDS DIRECTORY FILE".into());
+    };
+    let turnstile = Turnstile::open(Path::new(directory)).map_err(|e| e.to_string())?;
+    let end = now() + seconds.parse::<u64>().map_err(|_| "not a number")? * 1_000_000_000;
+    let mut log = String::new();
+    let mut count = 0;
+    while now() < end {
+        let asked = now();
+        let turn = turnstile.enter().map_err(|e| e.to_string())?;
+        let came = now();
+        while now() < came + 100_000 {
+            std::hint::spin_loop();
+        }
+        drop(turn);
+        log.push_str(&format!("{asked} {came} {came}\n"));
+        count += 1;
+    }
+    std::fs::write(file, log).map_err(|e| e.to_string())?;
+    Ok(count.to_string())
 }
 
 /// Nanoseconds of a clock that all processes of the machine share.

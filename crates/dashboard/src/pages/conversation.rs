@@ -9,6 +9,7 @@ use axum::response::Response;
 use maud::{Markup, html};
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use statehouse_http::{Code, Problem};
 use statehouse_sessions::{Message, MessageId, Page, Role, Session};
 
 use super::layout::Place;
@@ -61,10 +62,14 @@ async fn part(app: &App, session: &Session, q: &ConversationQuery) -> Result<Par
     let (mut messages, mut earlier, mut later) = (Vec::new(), false, false);
     if let Some(at) = q.at {
         let half = PER_PAGE / 2;
+        let wanted = app.store(move |s| s.message(at)).await?;
+        if wanted.session_id != id {
+            return Err(Problem::new(Code::NotFound, "this message is in another conversation").into());
+        }
         messages = read(Page { before: Some(at), after: None, limit: one_more(half) }).await?;
         earlier = messages.len() as u64 > half;
         messages.drain(..usize::from(earlier));
-        messages.push(app.store(move |s| s.message(at)).await?);
+        messages.push(wanted);
         let after = read(Page { before: None, after: Some(at), limit: one_more(half) }).await?;
         later = after.len() as u64 > half;
         messages.extend(after.into_iter().take(half as usize));
