@@ -422,16 +422,6 @@ fn child_task() {
     let path = PathBuf::from(std::env::var_os("STATEHOUSE_TEST_PATH").unwrap());
     let family = Family::of(&path).unwrap();
     match std::env::var("STATEHOUSE_TEST_TASK").unwrap().as_str() {
-        "time" => {
-            for _ in 0..5 {
-                let begun = Instant::now();
-                let found = scan(&family).unwrap().holders.len();
-                let scanned = begun.elapsed();
-                let begun = Instant::now();
-                let danger = dangerous(&family).unwrap().is_some();
-                println!("scan {scanned:?} {found}, dangerous {:?} {danger}", begun.elapsed());
-            }
-        }
         "scan" => println!("{}", serde_json::to_string(&scan(&family).unwrap()).unwrap()),
         "scan beside a connection" => {
             let connection = statehouse_sqlite::rusqlite::Connection::open(&path).unwrap();
