@@ -9,14 +9,13 @@ use axum::http::{HeaderValue, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use statehouse_http::{Closing, Code, Problem, bearer, check_host, with_store};
+use statehouse_http::{Asked, Closing, Code, Problem, bearer, check_host, with_store};
 use statehouse_sessions::{Holder, Store};
 use tokio::sync::Notify;
 
 use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::options::Options;
-use crate::status::Readiness;
 use crate::{messages, openai, status};
 
 /// The state of a gateway.
@@ -33,7 +32,7 @@ pub(crate) struct App {
     pub(crate) resumed: AtomicBool,
     /// No turn of this process will end any more.
     pub(crate) stopped: Closing,
-    pub(crate) readiness: Readiness,
+    pub(crate) readiness: Asked,
 }
 
 impl App {

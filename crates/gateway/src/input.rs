@@ -3,7 +3,7 @@
 use axum::body::Bytes;
 use axum::http::HeaderMap;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _, IgnoredAny};
 use statehouse_http::{Code, Problem};
 
 /// The longest name of a conversation or id of a message, in bytes.
@@ -46,9 +46,17 @@ struct ChatPart {
     text: Option<String>,
 }
 
-/// Reads JSON whatever content type it was sent as: `curl -d` says that it is a form.
+/// Reads a JSON object whatever content type it was sent as: `curl -d` says that it is a form.
 pub(crate) fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T, Problem> {
-    serde_json::from_slice(body).map_err(|e| {
+    // serde would also take an array of the values in the order of the fields, which nobody documented.
+    let object = body.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'{');
+    let parsed = if object {
+        serde_json::from_slice(body)
+    } else {
+        serde_json::from_slice::<IgnoredAny>(body)
+            .and_then(|_| Err(serde_json::Error::custom("the document is not an object")))
+    };
+    parsed.map_err(|e| {
         let (code, message) = match e.classify() {
             serde_json::error::Category::Data => {
                 (Code::InvalidRequest, "the document does not have the expected shape")

@@ -24,7 +24,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use statehouse_http::{Closing, random_text};
+use statehouse_http::{Asked, Closing, random_text};
 use statehouse_sessions::{Holder, Store};
 
 pub use options::{Options, TurnLimits};
@@ -48,6 +48,7 @@ pub async fn serve(
     let (begin, closing) = Closing::new();
     let (stop, stopped) = Closing::new();
     let limits = options.limits.clone();
+    let readiness = Asked::new(Arc::clone(&options.readiness));
     let app = Arc::new(app::App {
         options,
         store,
@@ -57,7 +58,7 @@ pub async fn serve(
         wake: tokio::sync::Notify::new(),
         resumed: AtomicBool::new(false),
         stopped,
-        readiness: status::Readiness::default(),
+        readiness,
     });
     let runner = {
         let (app, closing) = (Arc::clone(&app), closing.clone());

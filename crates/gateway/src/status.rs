@@ -2,23 +2,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use statehouse_http::{Problem, ask, json};
-use tokio::sync::Mutex;
+use statehouse_http::{Problem, json};
 
 use crate::app::App;
 
-/// How long one look at readiness is good for. It starts a process, so it is not done for each of a hundred requests.
+/// How long one look at readiness is good for.
 const GOOD_FOR: Duration = Duration::from_secs(1);
-
-/// The last answer of the readiness probe. Those who ask while it runs wait for it and get the same answer.
-#[derive(Default)]
-pub(crate) struct Readiness(Mutex<Option<(Instant, Value)>>);
 
 /// `GET /healthz`: the process answers, and says nothing about the store.
 pub(crate) async fn alive() -> Response {
@@ -27,17 +22,7 @@ pub(crate) async fn alive() -> Response {
 
 /// `GET /readyz`: 200 if a write was proved just now and the turns of an earlier gateway were taken over, else 503.
 pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Response, Problem> {
-    let mut document = {
-        let mut last = app.readiness.0.lock().await;
-        match &*last {
-            Some((at, document)) if at.elapsed() < GOOD_FOR => document.clone(),
-            _ => {
-                let document = ask(&app.options.readiness).await?;
-                *last = Some((Instant::now(), document.clone()));
-                document
-            }
-        }
-    };
+    let mut document = app.readiness.ask(GOOD_FOR).await?;
     let resumed = app.resumed.load(Ordering::Acquire);
     let ready = resumed && document.get("ready") == Some(&Value::Bool(true));
     if let Value::Object(fields) = &mut document {
@@ -54,7 +39,14 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Response, Probl
 
 /// `GET /metrics`.
 pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let health = app.store(|s| s.health()).await.ok();
+    let health = app
+        .store(|s| {
+            // The account of the files is made without the database; this asks it something.
+            s.change_counter()?;
+            s.health()
+        })
+        .await
+        .ok();
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     ([(header::CONTENT_TYPE, kind)], app.metrics.render(health.as_ref())).into_response()
 }

@@ -38,7 +38,7 @@ impl Token {
 
     /// Compares in a time that does not depend on where the two differ.
     pub fn matches(&self, candidate: &str) -> bool {
-        self.0.as_bytes().ct_eq(candidate.as_bytes()).into()
+        equal(&self.0, candidate)
     }
 }
 
@@ -46,6 +46,11 @@ impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(..)")
     }
+}
+
+/// Compares two secrets in a time that does not depend on where they differ; it does depend on their lengths.
+pub fn equal(a: &str, b: &str) -> bool {
+    a.as_bytes().ct_eq(b.as_bytes()).into()
 }
 
 /// 32 random bytes as hexadecimal text, for one-time codes and cookies.
@@ -120,6 +125,25 @@ pub fn check_host(headers: &HeaderMap, hosts: &Hosts) -> Result<(), Problem> {
     }
     Err(Problem::new(Code::ForeignOrigin, "the request was made by a page of another site")
         .with_detail(format!("Origin: {}", String::from_utf8_lossy(origin.as_bytes()))))
+}
+
+/// Refuses a request that changes something and was not made by a page of this very service, as another program on
+/// another port of this machine could show one. A request that says nothing of where it comes from is not a browser's.
+///
+/// # Errors
+/// `foreign_origin`.
+pub fn same_origin(headers: &HeaderMap) -> Result<(), Problem> {
+    let own = match (headers.get("sec-fetch-site"), headers.get(header::ORIGIN)) {
+        (Some(site), _) => site == "same-origin",
+        (None, Some(origin)) => {
+            let host = headers.get(header::HOST).map(HeaderValue::as_bytes);
+            let origin = origin.as_bytes();
+            let named = origin.strip_prefix(b"http://").or_else(|| origin.strip_prefix(b"https://"));
+            named.is_some() && named == host
+        }
+        (None, None) => true,
+    };
+    if own { Ok(()) } else { Err(Problem::new(Code::ForeignOrigin, "the form was not sent by a page of this service")) }
 }
 
 #[cfg(test)]

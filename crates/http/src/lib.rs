@@ -7,23 +7,21 @@
 mod body;
 mod events;
 mod gate;
+mod probe;
 mod problem;
 mod server;
 mod stream;
 
 pub use body::read_body;
 pub use events::events;
-pub use gate::{Hosts, Token, WeakToken, bearer, check_host, random_text};
+pub use gate::{Hosts, Token, WeakToken, bearer, check_host, equal, random_text, same_origin};
+pub use probe::{Asked, Probe};
 pub use problem::{Code, Problem, json};
 pub use server::{Begin, Closing, Limits, serve};
 
 use std::sync::Arc;
 
 use statehouse_sessions::Store;
-
-/// A question that the binary answers as a JSON document: it may block, and runs on the blocking pool. The services ask
-/// for readiness and for the holders this way, because only the binary may start the second process that either needs.
-pub type Probe = Arc<dyn Fn() -> serde_json::Value + Send + Sync>;
 
 /// A runtime for one service: one thread for all connections, and a few for the store, which end when they are idle.
 ///
@@ -52,15 +50,4 @@ pub async fn with_store<T: Send + 'static>(
         Ok(answer) => answer.map_err(Problem::from),
         Err(e) => Err(Problem::internal(format!("a call of the store did not return: {e}"))),
     }
-}
-
-/// Asks a [`Probe`] on the blocking pool.
-///
-/// # Errors
-/// `internal` when the probe panicked.
-pub async fn ask(probe: &Probe) -> Result<serde_json::Value, Problem> {
-    let probe = Arc::clone(probe);
-    tokio::task::spawn_blocking(move || probe())
-        .await
-        .map_err(|e| Problem::internal(format!("the probe did not return: {e}")))
 }

@@ -184,7 +184,7 @@ impl<'a> From<&'a Job> for JobDocument<'a> {
 /// Seconds as a person writes them, in the largest unit that is exact: `90s`, `30m`, `6h`, `1d`.
 pub fn interval(seconds: u64) -> String {
     for (unit, name) in [(86_400, 'd'), (3_600, 'h'), (60, 'm')] {
-        if seconds > 0 && seconds % unit == 0 {
+        if seconds > 0 && seconds.is_multiple_of(unit) {
             return format!("{}{name}", seconds / unit);
         }
     }

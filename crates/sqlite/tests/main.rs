@@ -8,8 +8,12 @@
 )]
 
 mod anchor;
+mod generations;
+mod holder;
 mod holders;
 mod image;
+mod locks;
 mod members;
 mod secure;
 mod support;
+mod turns;
