@@ -240,7 +240,8 @@ impl Run {
         assert_eq!(before["session_id"], pending.body["session_id"]);
         until("the interrupted turn is answered, once", Duration::from_secs(60), || {
             let rows = messages(&self.home);
-            let of = |role: &str| rows.iter().filter(|r| r.1 == role && r.2.contains("answer me after the kill")).count();
+            let of =
+                |role: &str| rows.iter().filter(|r| r.1 == role && r.2.contains("answer me after the kill")).count();
             assert!(of("user") == 1 && of("assistant") <= 1, "{rows:?}");
             of("assistant") == 1
         });
@@ -316,5 +317,9 @@ fn with_neither_the_sidecars_are_lost() {
         }
     }
     assert!(!run.seen.naked.is_empty(), "no lock was lost: the sabotage does nothing");
-    assert!(!run.seen.sidecars_lost.is_empty(), "the sidecars survived, so the other runs prove nothing: {:#?}", run.seen);
+    assert!(
+        !run.seen.sidecars_lost.is_empty(),
+        "the sidecars survived, so the other runs prove nothing: {:#?}",
+        run.seen
+    );
 }

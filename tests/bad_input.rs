@@ -18,7 +18,8 @@ fn request(head: &str, body: &[u8]) -> Vec<u8> {
 
 /// Status and document of an answer.
 fn parse(answer: &str) -> (u16, Value) {
-    let status = answer.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or_else(|| panic!("no status: {answer:?}"));
+    let status =
+        answer.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or_else(|| panic!("no status: {answer:?}"));
     let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
     // A chunked body carries its sizes on lines of their own.
     let json = body.find('{').zip(body.rfind('}')).map_or("", |(from, to)| &body[from..=to]);
@@ -75,8 +76,16 @@ fn each_bad_request_is_told_what_is_wrong_and_nothing_is_stored() {
     cases.push(("a conversation with a very long name", request(&good, long_name.as_bytes()), &[400, 413, 422]));
     cases.push(("an unknown path", request(&good.replace("/v1/messages", "/v1/nothing"), valid), &[404]));
     cases.push(("a wrong method", request(&good.replace("POST", "DELETE"), valid), &[405]));
-    cases.push(("a nonsense wait", request(&good.replace("/v1/messages", "/v1/messages?wait=soon"), valid), &[400, 422]));
-    cases.push(("an unknown turn", request(&good.replace("POST /v1/messages", "GET /v1/turns/none/events"), b""), &[400, 404]));
+    cases.push((
+        "a nonsense wait",
+        request(&good.replace("/v1/messages", "/v1/messages?wait=soon"), valid),
+        &[400, 422],
+    ));
+    cases.push((
+        "an unknown turn",
+        request(&good.replace("POST /v1/messages", "GET /v1/turns/none/events"), b""),
+        &[400, 404],
+    ));
 
     for (name, bytes, allowed) in &cases {
         let answer = raw(&gateway.url, bytes);

@@ -10,9 +10,11 @@
 
 mod acceptance;
 mod bad_input;
+mod cli;
 mod durability;
 mod hermes;
 mod house;
 mod modes;
 mod readme;
 mod refusals;
+mod up;

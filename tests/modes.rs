@@ -51,7 +51,8 @@ fn everything_is_private_whatever_the_umask() {
         assert_private(home.path());
         up.stop();
         assert_private(home.path());
-        for file in fs::read_dir(home.path()).unwrap().map(Result::unwrap).filter(|e| e.file_type().unwrap().is_file()) {
+        for file in fs::read_dir(home.path()).unwrap().map(Result::unwrap).filter(|e| e.file_type().unwrap().is_file())
+        {
             fs::set_permissions(file.path(), fs::Permissions::from_mode(0o666)).unwrap();
         }
         fs::set_permissions(home.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -105,7 +106,11 @@ fn tightening_never_reaches_what_a_swapped_path_leads_to() {
         let after = fs::metadata(&victim).unwrap();
         assert_eq!(after.mode(), before.mode(), "state.db{suffix}: the victim's mode");
         assert_eq!(after.len(), before.len(), "state.db{suffix}: the victim's content");
-        assert_eq!((after.ctime(), after.ctime_nsec()), (before.ctime(), before.ctime_nsec()), "nothing was done to it");
+        assert_eq!(
+            (after.ctime(), after.ctime_nsec()),
+            (before.ctime(), before.ctime_nsec()),
+            "nothing was done to it"
+        );
         // Leave the real file under its own name.
         if fs::symlink_metadata(&member).is_ok_and(|s| s.file_type().is_symlink()) {
             renameat_with(CWD, &member, CWD, &link, RenameFlags::EXCHANGE).unwrap();

@@ -168,21 +168,18 @@ fn checkpointed(home: &Path) {
     python.quit();
 }
 
-fn give(home: &Path, owner: User) {
+/// Gives a whole room to its owner, but for what a case has given away on purpose.
+fn give(room: &Path, owner: User) {
     use std::os::unix::fs::MetadataExt;
-    let mut kept = Vec::new();
-    for entry in fs::read_dir(home).unwrap().map(Result::unwrap) {
-        let status = entry.metadata().unwrap();
-        if status.gid() == FOREIGN_GROUP {
-            kept.push((entry.path(), status.uid()));
-        }
-    }
-    owner.owns(home);
-    let real = home.with_extension("real");
-    if fs::symlink_metadata(&real).is_ok() {
-        owner.owns(&real);
-    }
-    for (path, uid) in kept {
+    let home = room.join("home");
+    let entries = fs::read_dir(&home).unwrap().map(Result::unwrap);
+    let foreign: Vec<(PathBuf, u32)> = entries
+        .map(|e| (e.path(), e.metadata().unwrap()))
+        .filter(|(_, status)| status.gid() == FOREIGN_GROUP)
+        .map(|(path, status)| (path, status.uid()))
+        .collect();
+    owner.owns(room);
+    for (path, uid) in foreign {
         std::os::unix::fs::chown(&path, Some(uid), Some(FOREIGN_GROUP)).unwrap();
     }
 }
@@ -213,10 +210,7 @@ fn table(owner: Option<User>, visitor: Option<User>) {
         Template::get().put(&home);
         (case.spoil)(&home);
         if let Some(owner) = owner {
-            give(&home, owner);
-            owner.owns(&room);
-            std::os::unix::fs::chown(&room, Some(owner.0), Some(owner.0)).unwrap();
-            give(&home, owner);
+            give(&room, owner);
         }
         if stranger {
             open_to_looks(&home);
@@ -313,7 +307,8 @@ fn a_refused_house_writes_nothing_but_its_log() {
 
 #[test]
 fn a_home_with_an_odd_name_is_opened_where_it_says() {
-    for name in ["a#b", "a?mode=ro", "100%25", "with space", "状態の家", "two\nlines", "-dash", "quote'\"", "file:x"] {
+    for name in ["a#b", "a?mode=ro", "100%25", "with space", "状態の家", "two\nlines", "-dash", "quote'\"", "file:x"]
+    {
         let home = furnished(Home::named(name));
         let gateway = Service::start(&home, "gateway", |_| {});
         Client::new(&gateway.url, &home.token()).talk("c", "1", "hello from an odd place");
@@ -322,8 +317,11 @@ fn a_home_with_an_odd_name_is_opened_where_it_says() {
         assert!(rows.iter().any(|r| r.2 == "hello from an odd place"), "{name:?}: {rows:?}");
         assert!(home.store().is_file() && beside(&home.store(), "-wal").exists(), "{name:?}");
         // A path cut short at `#` or `?` would have made a file beside the home.
-        let beside_it: Vec<PathBuf> =
-            fs::read_dir(home.around().path()).unwrap().map(|e| e.unwrap().path()).filter(|p| p != home.path()).collect();
+        let beside_it: Vec<PathBuf> = fs::read_dir(home.around().path())
+            .unwrap()
+            .map(|e| e.unwrap().path())
+            .filter(|p| p != home.path())
+            .collect();
         assert!(beside_it.is_empty(), "{name:?}: {beside_it:?}");
     }
     // A name that is not text is a path like any other.

@@ -2,13 +2,22 @@
 //!
 //! Invariants: nobody sees anything without the token, the one-time link or a session that came from one of them; every
 //! page is readable without JavaScript; nothing that a message contains is ever markup.
+//!
+//! `app` has the addresses and the gate before them, `login` the sessions of people, `pages` what people see, `api` what
+//! programs get, `live` the stream of new messages.
 
+mod api;
+mod app;
+mod live;
+mod login;
 mod options;
+mod pages;
+mod words;
 
 use std::future::Future;
 use std::sync::Arc;
 
-use statehouse_http::Closing;
+use statehouse_http::{Asked, Closing};
 use statehouse_sessions::Store;
 
 pub use options::Options;
@@ -23,6 +32,7 @@ pub fn new_code() -> std::io::Result<String> {
 }
 
 /// Serves until `shutdown` is there, then lets what runs end within the grace of the limits. The store stays open.
+/// Must run on a runtime with I/O and time, as [`runtime`] makes one.
 ///
 /// # Errors
 /// The system's answer when the listener cannot be used.
@@ -32,12 +42,27 @@ pub async fn serve(
     options: Options,
     shutdown: impl Future<Output = ()>,
 ) -> std::io::Result<()> {
-    let _ = &store;
     let (begin, closing) = Closing::new();
-    let mut server = std::pin::pin!(statehouse_http::serve(listener, axum::Router::new(), &options.limits, closing));
-    tokio::select! {
-        ended = server.as_mut() => return ended,
-        () = shutdown => begin.now(),
-    }
-    server.await
+    let limits = options.limits.clone();
+    // Cookies do not know ports: two dashboards on one machine must not overwrite each other's.
+    let cookie = format!("statehouse_{}", listener.local_addr()?.port());
+    let app = Arc::new(app::App {
+        login: login::Login::new(options.login_code.clone(), cookie),
+        holders: Asked::new(Arc::clone(&options.holders)),
+        changes: live::Changes::default(),
+        closing: closing.clone(),
+        options,
+        store,
+    });
+    let watching = tokio::spawn(live::watch(Arc::clone(&app)));
+    let mut server = std::pin::pin!(statehouse_http::serve(listener, app::router(app), &limits, closing));
+    let ended = tokio::select! {
+        ended = server.as_mut() => ended,
+        () = shutdown => {
+            begin.now();
+            server.await
+        }
+    };
+    watching.abort();
+    ended
 }

@@ -1,9 +1,14 @@
-//! A program that uses plain `rusqlite` beside the lock core, told what to do line by line on standard input.
+//! A program that uses plain `rusqlite` beside the lock core, or a whole `Database`, told what to do line by line on
+//! standard input.
 //!
-//! It shows what `protect()` is for: try `protect`, `connect a /tmp/x.db rw`, `sql a ...`, then `stray /tmp/x.db`, and look
-//! at `/proc/locks`. The crate's own tests drive it as a second process that does everything a program should not do.
+//! It shows what `protect()` is for: try `protect`, `connect a rw /tmp/x.db`, `sql a ...`, then `stray /tmp/x.db`, and look
+//! at `/proc/locks`. `open PATH` and `put KEY` show the other door: what `put` has answered is kept. The crate's own tests
+//! drive it as a second process that does everything a program should not do.
 //! Each order is answered by one line, `ok ...` or `error ...`.
-#![expect(unsafe_code, reason = "it forks, steals descriptors and loads a second SQLite, which only unsafe code can do")]
+#![expect(
+    unsafe_code,
+    reason = "it forks, steals descriptors and loads a second SQLite, which only unsafe code can do"
+)]
 #![expect(
     clippy::disallowed_methods,
     clippy::expect_used,
@@ -18,14 +23,28 @@ use std::path::Path;
 
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags};
-use statehouse_sqlite::{Status, locks};
+use statehouse_sqlite::turnstile::Turnstile;
+use statehouse_sqlite::{Database, Event, Failure, Options, Schema, Status, locks};
 
 type Answer = Result<String, String>;
 
 fn main() {
     let mut connections = HashMap::new();
+    let mut database = None;
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
-        match order(&mut connections, &line) {
+        let (verb, rest) = line.split_once(' ').unwrap_or((&line, ""));
+        let answer = match verb {
+            "open" => open(rest).map(|opened| {
+                database = Some(opened);
+                String::new()
+            }),
+            "put" | "count" | "leave" | "tight" => match &database {
+                Some(open) => with_database(open, verb, rest),
+                None => Err("no database is open".into()),
+            },
+            _ => order(&mut connections, &line),
+        };
+        match answer {
             Ok(text) => println!("ok {text}"),
             Err(text) => println!("error {}", text.replace('\n', " ")),
         }
@@ -82,8 +101,121 @@ fn order(connections: &mut HashMap<String, Connection>, line: &str) -> Answer {
         // fork VERB ...: the child carries out the order with everything that it inherited, and exits without cleaning up.
         "fork" => fork(connections, rest),
         "second" => second_library(first, second),
+        "turns" => turns(rest),
         _ => Err(format!("unknown order {verb}")),
     }
+}
+
+/// One table of keys, each written once.
+struct Keys;
+
+impl Schema for Keys {
+    fn current(&self, connection: &Connection) -> statehouse_sqlite::Result<bool> {
+        Ok(connection.table_exists(None, "k")?)
+    }
+
+    fn migrate(&self, transaction: &Connection) -> Result<(), Failure> {
+        Ok(transaction
+            .execute_batch("CREATE TABLE k(n INTEGER PRIMARY KEY, key TEXT UNIQUE NOT NULL, role TEXT) STRICT")?)
+    }
+
+    fn merge(&self, transaction: &Connection, retired: &Connection) -> Result<u64, Failure> {
+        let mut read = retired.prepare("SELECT key, role FROM k ORDER BY n")?;
+        let mut rows = read.query([])?;
+        let mut taken = 0;
+        while let Some(row) = rows.next()? {
+            let (key, role): (String, String) = (row.get(0)?, row.get(1)?);
+            taken += transaction.execute("INSERT OR IGNORE INTO k(key, role) VALUES(?1, ?2)", (key, role))? as u64;
+        }
+        Ok(taken)
+    }
+}
+
+fn open(path: &str) -> Result<Database, String> {
+    let role = format!("holder-{}", std::process::id());
+    let observer = |event: &Event| eprintln!("{event:?}");
+    let options = Options {
+        role,
+        create: true,
+        schema: Some(std::sync::Arc::new(Keys)),
+        observer: Some(std::sync::Arc::new(observer)),
+        ..Options::default()
+    };
+    Database::open(Path::new(path), options).map_err(|e| format!("{} {e}", e.code()))
+}
+
+fn with_database(database: &Database, verb: &str, rest: &str) -> Answer {
+    let fail = |e: statehouse_sqlite::Error| format!("{} {e}", e.code());
+    match verb {
+        "put" => put(database, rest.to_owned()).map(|_| String::new()).map_err(fail),
+        "count" => {
+            let count: i64 =
+                database.read(|c| Ok(c.query_row("SELECT count(*) FROM k", [], |r| r.get(0))?)).map_err(fail)?;
+            Ok(count.to_string())
+        }
+        "leave" => {
+            database.close();
+            Ok(String::new())
+        }
+        // tight SECONDS FILE: one row after the other without a pause; FILE gets when each was asked for and done, and its
+        // place in the order of commits.
+        _ => {
+            let (seconds, file) = rest.split_once(' ').ok_or("tight SECONDS FILE")?;
+            let end = now() + seconds.parse::<u64>().map_err(|_| "not a number")? * 1_000_000_000;
+            let mut log = String::new();
+            let mut n = 0;
+            while now() < end {
+                let asked = now();
+                let place = put(database, format!("{}-{n}", std::process::id())).map_err(fail)?;
+                log.push_str(&format!("{asked} {} {place}\n", now()));
+                n += 1;
+            }
+            std::fs::write(file, log).map_err(|e| e.to_string())?;
+            Ok(n.to_string())
+        }
+    }
+}
+
+fn put(database: &Database, key: String) -> statehouse_sqlite::Result<i64> {
+    let role = std::process::id().to_string();
+    database.write(move |c| {
+        c.prepare_cached("INSERT OR IGNORE INTO k(key, role) VALUES(?1, ?2)")?.execute((&key, &role))?;
+        Ok(c.last_insert_rowid())
+    })
+}
+
+/// turns SECONDS DIRECTORY FILE: takes one turn after the other at the turnstile, each as long as a short commit; FILE gets
+/// when each was asked for and when it came, twice.
+fn turns(rest: &str) -> Answer {
+    let mut words = rest.splitn(3, ' ');
+    let (Some(seconds), Some(directory), Some(file)) = (words.next(), words.next(), words.next()) else {
+        return Err("turns SECONDS DIRECTORY FILE".into());
+    };
+    let turnstile = Turnstile::open(Path::new(directory)).map_err(|e| e.to_string())?;
+    let end = now() + seconds.parse::<u64>().map_err(|_| "not a number")? * 1_000_000_000;
+    let mut log = String::new();
+    let mut count = 0;
+    while now() < end {
+        let asked = now();
+        let turn = turnstile.enter().map_err(|e| e.to_string())?;
+        let came = now();
+        while now() < came + 100_000 {
+            std::hint::spin_loop();
+        }
+        drop(turn);
+        log.push_str(&format!("{asked} {came} {came}\n"));
+        count += 1;
+    }
+    std::fs::write(file, log).map_err(|e| e.to_string())?;
+    Ok(count.to_string())
+}
+
+/// Nanoseconds of a clock that all processes of the machine share.
+fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid place for the answer.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 fn text(e: rusqlite::Error) -> String {
@@ -137,7 +269,8 @@ fn fork(connections: &mut HashMap<String, Connection>, line: &str) -> Answer {
 /// Opens, runs and closes with the system's own SQLite, which knows nothing of the lock core in this process.
 fn second_library(path: &str, sql: &str) -> Answer {
     type OpenFn = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int;
-    type ExecFn = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_void, *const c_void, *const c_void) -> c_int;
+    type ExecFn =
+        unsafe extern "C" fn(*mut c_void, *const c_char, *const c_void, *const c_void, *const c_void) -> c_int;
     type CloseFn = unsafe extern "C" fn(*mut c_void) -> c_int;
     let path = CString::new(path).map_err(|e| e.to_string())?;
     let sql = CString::new(sql).map_err(|e| e.to_string())?;

@@ -12,6 +12,7 @@ use crate::family::{Family, Generation, Member};
 use crate::gate::Gate;
 use crate::generation::Record;
 use crate::keeper::{self, Signals};
+use crate::members::Registration;
 use crate::opening::{self, Opened};
 use crate::readers::Readers;
 use crate::ticket::{Ticket, ticket};
@@ -268,28 +269,43 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 fn write_loop(shared: &Shared, turnstile: &Turnstile, opened: Opened) {
     let mut held = Held::new(shared, opened);
     while shared.queue.next() {
-        if shared.gate.fenced() {
-            match recover(shared, &mut held) {
-                Ok(()) => shared.options.tell(&Event::Reopened),
-                Err(_) if shared.queue.stopping() => break,
-                Err(e) => {
-                    shared.options.tell(&Event::NotReopened { cause: e.to_string() });
-                    std::thread::sleep(RETRY);
-                    shared.queue.rouse();
-                    continue;
-                }
+        if !shared.gate.fenced() {
+            if let Err(e) = turn(shared, turnstile, &held) {
+                shared.gate.fence(e);
             }
+            continue;
         }
-        if let Err(e) = turn(shared, turnstile, &held) {
-            shared.gate.fence(e);
-        }
-        if shared.gate.fenced() {
-            shared.options.tell(&Event::Fenced { cause: shared.gate.cause() });
-            shared.queue.rouse();
+        shared.options.tell(&Event::Fenced { cause: shared.gate.cause() });
+        if !reopen(shared, &mut held) {
+            break;
         }
     }
     drop(held);
     shared.queue.abandon();
+}
+
+/// Tries until the handle goes on; false when it is to be closed before that.
+fn reopen(shared: &Shared, held: &mut Held) -> bool {
+    let mut told = None;
+    loop {
+        match recover(shared, held) {
+            Ok(()) => {
+                shared.options.tell(&Event::Reopened);
+                shared.queue.rouse();
+                return true;
+            }
+            Err(_) if shared.queue.stopping() => return false,
+            Err(e) => {
+                // The same obstacle is told once, not four times a second.
+                let cause = e.to_string();
+                if told.as_ref() != Some(&cause) {
+                    shared.options.tell(&Event::NotReopened { cause: cause.clone() });
+                    told = Some(cause);
+                }
+                shared.queue.pause(RETRY);
+            }
+        }
+    }
 }
 
 /// Waits for this process's turn and commits what has gathered by then.
@@ -310,18 +326,19 @@ struct Held {
     connection: Option<Connection>,
     record: Record,
     captured: bool,
+    member: Registration,
 }
 
 impl Held {
     fn new(shared: &Shared, opened: Opened) -> Held {
-        let Opened { mut connection, record } = opened;
+        let Opened { mut connection, record, member } = opened;
         let signals = shared.signals.clone();
         // Without the hook the log would only be bounded by other processes' checkpoints; it cannot fail to be set.
         let _ = connection.wal_hook(Some(move |_: &mut rusqlite::hooks::Wal, frames| {
             signals.committed(i64::from(frames));
             Ok(())
         }));
-        Held { connection: Some(connection), record, captured: false }
+        Held { connection: Some(connection), record, captured: false, member }
     }
 }
 
@@ -330,6 +347,8 @@ impl Held {
 fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     let family = &shared.family;
     let _lock = recovery::exclusive(family, shared.options.patience)?;
+    // Not before the lock is held: an opener that finds nobody unfenced on a retired generation goes on.
+    held.member.set_fenced(true)?;
     shared.readers.shut();
     *shared.checkpointer.lock().unwrap_or_else(PoisonError::into_inner) = None;
     let lost: Vec<Member> = match held.record.check() {

@@ -3,6 +3,7 @@
 //! Start with [`Database`] for all of it: checked opening, one writer that groups commits, readers, and a watch that
 //! notices when the files are unlinked or replaced.
 
+pub mod anchor;
 mod busy;
 mod connect;
 pub mod database;
@@ -10,15 +11,18 @@ pub mod error;
 pub mod family;
 pub mod files;
 pub mod filesystem;
-pub mod headers;
 mod gate;
 pub mod generation;
+pub mod headers;
+pub mod holders;
 pub mod image;
 mod keeper;
 pub mod locks;
+pub mod members;
 pub mod ofd;
 mod opening;
 mod prepare;
+pub mod process;
 mod readers;
 mod recovery;
 mod retired;
@@ -30,8 +34,8 @@ pub mod wal;
 mod writer;
 
 pub use database::{Database, Event, Options, Schema};
-pub use locks::protect;
 pub use error::{Error, Failure, Reason, Result};
 pub use family::{Family, Generation, Identity, Member, Status};
+pub use locks::protect;
 pub use rusqlite;
 pub use ticket::Ticket;

@@ -173,9 +173,8 @@ pub fn owned(identity: Identity) -> Option<Owned> {
     let mut ranges = [core::Range::default(); 64];
     let mut count = 0;
     // SAFETY: `ranges` has room for as many elements as the call is told, and `count` is a valid place for a size.
-    let owner = unsafe {
-        core::sh_owner(identity.device, identity.inode, ranges.as_mut_ptr(), ranges.len(), &raw mut count)
-    };
+    let owner =
+        unsafe { core::sh_owner(identity.device, identity.inode, ranges.as_mut_ptr(), ranges.len(), &raw mut count) };
     let ranges = ranges.iter().take(count).map(|r| Range { start: r.start, end: r.end, write: r.write != 0 }).collect();
     (owner >= 0).then_some(Owned { owner, ranges })
 }

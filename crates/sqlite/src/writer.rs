@@ -19,7 +19,8 @@ use crate::ticket::Answer;
 /// The most requests that one commit takes. It bounds how long one process keeps the turn.
 const BATCH: usize = 256;
 
-/// How often a request is run anew before its error is given to the one who asked.
+/// How often a request is run anew after SQLite could not use the files, before its error is given to the one who asked.
+/// After a lost generation it is run anew until its patience is over.
 const ATTEMPTS: u32 = 5;
 
 /// A write that somebody waits for.
@@ -168,6 +169,15 @@ impl Queue {
         }
     }
 
+    /// Waits for `time`, or until the handle is to be closed.
+    pub(crate) fn pause(&self, time: Duration) {
+        let begun = Instant::now();
+        let mut state = self.lock();
+        while let Some(left) = time.checked_sub(begun.elapsed()).filter(|_| !state.stopping) {
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     /// Wakes the writer though there may be no request.
     pub(crate) fn rouse(&self) {
         self.lock().roused = true;
@@ -251,8 +261,10 @@ pub(crate) fn run(connection: &Connection, gate: &Gate, record: &Record, queue: 
 }
 
 fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) -> Outcome {
-    for queued in &mut batch {
-        queued.attempts += 1;
+    if !matches!(why, Error::Retired { .. }) {
+        for queued in &mut batch {
+            queued.attempts += 1;
+        }
     }
     let (spent, again): (Vec<_>, Vec<_>) = batch.into_iter().partition(|q| q.attempts >= ATTEMPTS);
     queue.put_back(again);
@@ -265,7 +277,8 @@ fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) -> Outc
 fn attempt(connection: &Connection, record: &Record, batch: &mut Vec<Queued>) -> Result<()> {
     record.check()?;
     begin(connection, record, batch)?;
-    let done = statements(connection, batch).and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
+    let done =
+        statements(connection, batch).and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
     if let Err(e) = done {
         if !connection.is_autocommit() {
             // If even this fails the connection still has its transaction, and the next BEGIN says so.

@@ -43,18 +43,40 @@ impl Holder {
         holder
     }
 
+    /// Started, with the whole of `Database` open at `path`.
+    pub(crate) fn with_store(path: &Path) -> Holder {
+        let mut holder = Holder::start();
+        holder.ok(&format!("open {}", path.display()));
+        holder
+    }
+
+    /// What it was told about its handle, one event a line.
+    pub(crate) fn events(&self) -> String {
+        self.0.stderr_text()
+    }
+
+    /// Sends an order without waiting for its answer.
+    pub(crate) fn send(&mut self, order: &str) {
+        self.0.send(order);
+    }
+
+    /// The answer to an order that was sent.
+    pub(crate) fn answer(&mut self) -> Result<String, String> {
+        let line = self.0.line(DEADLINE);
+        match line.split_once(' ').unwrap_or((&line, "")) {
+            ("ok", rest) => Ok(rest.to_owned()),
+            (_, rest) => Err(rest.to_owned()),
+        }
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.0.pid()
     }
 
     /// Sends an order and gives its answer, without the first word when it went well.
     pub(crate) fn order(&mut self, order: &str) -> Result<String, String> {
-        self.0.send(order);
-        let line = self.0.line(DEADLINE);
-        match line.split_once(' ').unwrap_or((&line, "")) {
-            ("ok", rest) => Ok(rest.to_owned()),
-            (_, rest) => Err(rest.to_owned()),
-        }
+        self.send(order);
+        self.answer()
     }
 
     pub(crate) fn ok(&mut self, order: &str) -> String {

@@ -230,6 +230,15 @@ pub(crate) enum Probe {
     Canary {
         /// The role
         role: String,
+        /// A database file or a home [default: the home's store]
+        #[arg(value_name = "PATH")]
+        path: Option<PathBuf>,
+    },
+    /// Print what this process reads of any database
+    Read {
+        /// A database file or a home
+        #[arg(value_name = "PATH")]
+        path: PathBuf,
     },
 }
 

@@ -101,7 +101,9 @@ impl Config {
 fn duration<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Duration, D::Error> {
     let text = String::deserialize(from)?;
     parse_duration(&text).ok_or_else(|| {
-        serde::de::Error::custom(format!("{text:?} is not a time of at least one second such as \"90s\", \"30m\", \"1h\""))
+        serde::de::Error::custom(format!(
+            "{text:?} is not a time of at least one second such as \"90s\", \"30m\", \"1h\""
+        ))
     })
 }
 

@@ -154,7 +154,8 @@ mod tests {
 
     #[test]
     fn busy_exits_5() {
-        let f = Failure::from(Error::Busy { waited: std::time::Duration::from_millis(7), holder: Some("PID 3".into()) });
+        let f =
+            Failure::from(Error::Busy { waited: std::time::Duration::from_millis(7), holder: Some("PID 3".into()) });
         assert_eq!(f.exit, exit::BUSY);
         assert!(f.message.contains("PID 3"), "{}", f.message);
     }

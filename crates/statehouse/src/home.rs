@@ -154,9 +154,8 @@ impl Home {
     /// It is missing, or it is not one.
     pub(crate) fn token(&self) -> Result<String> {
         let path = self.token_file();
-        let text = files::read_to_string(&path, 4096).map_err(|e| {
-            Failure::io("read", &path, e).hint("`statehouse up` writes a token where there is none.")
-        })?;
+        let text = files::read_to_string(&path, 4096)
+            .map_err(|e| Failure::io("read", &path, e).hint("`statehouse up` writes a token where there is none."))?;
         let token = text.trim();
         if token.len() < 16 || !token.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(Failure::new(exit::FAILED, code::BAD_HOME, format!("{} holds no token", path.display()))
@@ -202,18 +201,14 @@ impl Created {
 fn check_profile(name: &str) -> Result<()> {
     let fits = name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
     if name.is_empty() || name.len() > 64 || name.starts_with(['.', '-']) || !fits {
-        return Err(Failure::new(
-            exit::USAGE,
-            code::USAGE,
-            format!("{name:?} cannot be the name of a profile"),
-        )
-        .hint("Use up to 64 letters, digits, '-', '_' and '.', beginning with a letter, a digit or '_'."));
+        return Err(Failure::new(exit::USAGE, code::USAGE, format!("{name:?} cannot be the name of a profile"))
+            .hint("Use up to 64 letters, digits, '-', '_' and '.', beginning with a letter, a digit or '_'."));
     }
     Ok(())
 }
 
 /// Makes a directory with mode 0700 whatever the umask, or leaves the one that is there.
-pub(crate) fn private_directory(path: &Path) -> Result<()> {
+fn private_directory(path: &Path) -> Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => tighten(path, 0o700),
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && path.is_dir() => tighten(path, 0o700),

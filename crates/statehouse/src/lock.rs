@@ -83,9 +83,7 @@ pub(crate) fn take(home: &Home, role: &str) -> Result<RoleLock> {
             continue;
         }
         let record = serde_json::to_string(&Record::mine()).unwrap_or_default();
-        file.set_len(0)
-            .and_then(|()| file.write_all(record.as_bytes()))
-            .map_err(|e| Failure::io("write", &path, e))?;
+        file.set_len(0).and_then(|()| file.write_all(record.as_bytes())).map_err(|e| Failure::io("write", &path, e))?;
         return Ok(RoleLock { _file: file });
     }
 }

@@ -42,8 +42,8 @@ struct Generation {
 }
 
 /// Proves it, now.
-pub(crate) fn readiness(store: &dyn Store, home: &Path, role: &str) -> Readiness {
-    let canary = canary(store, home, role);
+pub(crate) fn readiness(store: &dyn Store, database: &Path, role: &str) -> Readiness {
+    let canary = canary(store, database, role);
     let generation = match store.health() {
         Ok(h) => Generation { current: h.current, fenced: h.fenced, files: h.generation.into() },
         Err(_) => Generation { current: false, fenced: true, files: None },
@@ -52,13 +52,13 @@ pub(crate) fn readiness(store: &dyn Store, home: &Path, role: &str) -> Readiness
     Readiness { ready, canary, generation }
 }
 
-fn canary(store: &dyn Store, home: &Path, role: &str) -> Canary {
+fn canary(store: &dyn Store, database: &Path, role: &str) -> Canary {
     let begun = Instant::now();
     let mut canary = Canary { written: false, read_by_other_process: false, ms: 0.0, error: None };
     match store.write_canary(role) {
         Ok(token) => {
             canary.written = true;
-            match other_process(home, role) {
+            match other_process(database, role) {
                 Ok(seen) if seen.token.as_deref() == Some(&token) => canary.read_by_other_process = true,
                 // A later canary of the same process proves as much.
                 Ok(seen) => canary.error = Some(format!("another process reads {:?}", seen.written_at)),
@@ -75,8 +75,8 @@ fn canary(store: &dyn Store, home: &Path, role: &str) -> Canary {
 ///
 /// # Errors
 /// Why nothing could be read, in words.
-pub(crate) fn other_process(home: &Path, role: &str) -> Result<Seen, String> {
-    let out = run_self(&["probe".as_ref(), "canary".as_ref(), "--home".as_ref(), home.as_os_str(), "--".as_ref(), role.as_ref()])?;
+pub(crate) fn other_process(database: &Path, role: &str) -> Result<Seen, String> {
+    let out = run_self(&["probe".as_ref(), "canary".as_ref(), "--".as_ref(), role.as_ref(), database.as_os_str()])?;
     serde_json::from_str(&out).map_err(|e| format!("another process answered what cannot be understood: {e}"))
 }
 

@@ -31,7 +31,8 @@ pub(crate) fn end_with(supervisor: u32) -> Result<()> {
 /// # Errors
 /// The system's answer.
 pub(crate) fn on_stop(mut stop: impl FnMut() + Send + 'static) -> Result<()> {
-    let failed = |e: std::io::Error| Failure::new(exit::FAILED, code::IO, "cannot watch for signals").detail(e.to_string());
+    let failed =
+        |e: std::io::Error| Failure::new(exit::FAILED, code::IO, "cannot watch for signals").detail(e.to_string());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
     let (mut term, mut int, mut hup) = {
         let _inside = runtime.enter();

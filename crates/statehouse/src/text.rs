@@ -131,11 +131,10 @@ mod tests {
 
     #[test]
     fn columns_align_and_lines_end_clean() {
-        let t = table(&["ID", "N", "TITLE"], &[vec!["a".into(), "100".into(), "x".into()], vec![
-            "bcd".into(),
-            "1".into(),
-            String::new(),
-        ]]);
+        let t = table(
+            &["ID", "N", "TITLE"],
+            &[vec!["a".into(), "100".into(), "x".into()], vec!["bcd".into(), "1".into(), String::new()]],
+        );
         assert_eq!(t, "ID   N    TITLE\na    100  x\nbcd  1\n");
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::json;
 use statehouse_dashboard::{Options, Probe, new_code};
 
-use super::{Context, gateway, service};
+use super::{Context, gateway, holders, service};
 use crate::args::Port;
 use crate::event::Event;
 use crate::exit;
@@ -40,7 +40,11 @@ pub(crate) fn run(context: &Context, port: &Port) -> Result {
 /// The document of `statehouse holders --json`.
 fn probe(path: PathBuf) -> Probe {
     Arc::new(move || {
-        Err("x".to_owned())
-            .unwrap_or_else(|e: String| json!({"path": path.to_string_lossy(), "verdict": "unknown", "holders": [], "limits": [e]}))
+        holders::look(&path)
+            .map_err(|e| e.message)
+            .and_then(|report| serde_json::to_value(report).map_err(|e| e.to_string()))
+            .unwrap_or_else(|e| {
+                json!({"path": path.to_string_lossy(), "verdict": "unknown", "uninspected": 0, "holders": [], "limits": [e]})
+            })
     })
 }

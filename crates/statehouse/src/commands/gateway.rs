@@ -24,7 +24,7 @@ pub(crate) fn run(context: &Context, port: &Port) -> Result {
     let listener = service::listen(ROLE, port.port.unwrap_or(config.gateway.port))?;
     let url = service::url(&listener)?;
     let store = service::open(context, ROLE)?;
-    let options = Options::new(token, probe(store.clone(), context.home.directory().to_owned()));
+    let options = Options::new(token, probe(store.clone(), context.home.store()));
     let runtime = runtime()?;
     let served = service::until_stopped(&runtime, |shutdown| {
         service::ready(context, ROLE, Some(url));
@@ -48,8 +48,8 @@ pub(super) fn runtime() -> Result<tokio::runtime::Runtime> {
 }
 
 /// The document of `/readyz`.
-fn probe(store: Arc<dyn Store>, home: PathBuf) -> Probe {
-    Arc::new(move || match serde_json::to_value(readiness::readiness(&*store, &home, ROLE)) {
+fn probe(store: Arc<dyn Store>, database: PathBuf) -> Probe {
+    Arc::new(move || match serde_json::to_value(readiness::readiness(&*store, &database, ROLE)) {
         Ok(document) => document,
         Err(e) => json!({"ready": false, "error": Value::String(e.to_string())}),
     })

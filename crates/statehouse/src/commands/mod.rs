@@ -3,11 +3,15 @@
 pub(crate) mod anchor;
 mod dashboard;
 mod gateway;
+mod holders;
+mod import;
 pub(crate) mod probe;
 mod scheduler;
 mod service;
 mod sessions;
+mod status;
 mod up;
+mod verify;
 mod worker;
 
 use std::time::Duration;
@@ -32,9 +36,12 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result {
         Command::Gateway(port) => gateway::run(&context, &port),
         Command::Dashboard(port) => dashboard::run(&context, &port),
         Command::Scheduler => scheduler::run(&context),
+        Command::Anchor(target) => anchor::run(&context, &target),
         Command::Worker { command } => worker::run(&context, &command),
         Command::Sessions { command } => sessions::run(&context, command),
+        Command::Holders(holders) => holders::run(&context, &holders),
+        Command::Status(target) => status::run(&context, &target),
+        Command::Verify(verify) => verify::run(&context, &verify),
         Command::Probe { command } => probe::run(&context, &command),
-        _ => Ok(9),
     }
 }

@@ -20,9 +20,13 @@ use crate::store;
 pub(crate) fn listen(service: &str, port: u16) -> Result<TcpListener> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(|e| {
         let why = if e.kind() == std::io::ErrorKind::AddrInUse { "is in use" } else { "cannot be used" };
-        Failure::new(exit::REFUSED, code::PORT_IN_USE, format!("port {port} of 127.0.0.1 {why}, so the {service} cannot start"))
-            .detail(e.to_string())
-            .hint("Stop the program that listens there, or choose another port; 0 takes any free one.")
+        Failure::new(
+            exit::REFUSED,
+            code::PORT_IN_USE,
+            format!("port {port} of 127.0.0.1 {why}, so the {service} cannot start"),
+        )
+        .detail(e.to_string())
+        .hint("Stop the program that listens there, or choose another port; 0 takes any free one.")
     })
 }
 
@@ -61,7 +65,7 @@ where
         // An error means that the signal thread is gone, and with it the one who could say so.
         let _ = told.wait_for(|stop| *stop).await;
     };
-    runtime.block_on(serve(Box::pin(shutdown))).map_err(|e| {
-        Failure::new(exit::FAILED, code::IO, "the service cannot use its socket").detail(e.to_string())
-    })
+    runtime
+        .block_on(serve(Box::pin(shutdown)))
+        .map_err(|e| Failure::new(exit::FAILED, code::IO, "the service cannot use its socket").detail(e.to_string()))
 }

@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 use statehouse_sessions::document::{ConversationDocument, HitDocument, SessionDocument};
 use statehouse_sessions::{Hit, ListOptions, Message, MessageId, Micros, Page, Session, Store};
 
-use super::Context;
+use super::{Context, import};
 use crate::args::{Sessions, Sort};
 use crate::exit;
 use crate::failure::{Failure, Result, code};
@@ -19,7 +19,8 @@ const ROLE: &str = "sessions";
 const RANKED: u64 = 10_000;
 
 pub(crate) fn run(context: &Context, command: Sessions) -> Result {
-    if let Sessions::Import { from } = &command { let _ = from;
+    if let Sessions::Import { from } = &command {
+        return import::run(context, from);
     }
     let opening = Opening { role: ROLE, create: false, patience: context.patience };
     let store = store::open(&context.home.store(), &opening)?;
@@ -142,7 +143,13 @@ fn list(sessions: &[Session]) -> String {
 
 fn conversation(session: &Session, messages: &[Message], terminal: bool) -> String {
     let title = session.title.as_deref().unwrap_or("(no title)");
-    let mut out = format!("{}\n{}  {}  since {}\n", escape_line(title), session.id, escape_line(&session.source), local(session.started_at));
+    let mut out = format!(
+        "{}\n{}  {}  since {}\n",
+        escape_line(title),
+        session.id,
+        escape_line(&session.source),
+        local(session.started_at)
+    );
     for m in messages {
         out.push_str(&format!("\n{} {}\n", local(m.created_at), m.role.as_str()));
         if let Some(name) = &m.tool_name {

@@ -113,10 +113,7 @@ pub(crate) fn own_executable() -> Command {
     }
 }
 
-fn thread(
-    name: &str,
-    work: impl FnOnce() + Send + 'static,
-) -> std::io::Result<std::thread::JoinHandle<()>> {
+fn thread(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<std::thread::JoinHandle<()>> {
     std::thread::Builder::new().name(name.into()).stack_size(256 << 10).spawn(work)
 }
 

@@ -81,8 +81,10 @@ mod tests {
             log.write(&[b'0' + i % 10; 30]);
         }
         drop(log);
-        let sizes: Vec<u64> =
-            [path.clone(), numbered(&path, 1), numbered(&path, 2)].iter().map(|p| p.metadata().unwrap().len()).collect();
+        let sizes: Vec<u64> = [path.clone(), numbered(&path, 1), numbered(&path, 2)]
+            .iter()
+            .map(|p| p.metadata().unwrap().len())
+            .collect();
         assert!(sizes.iter().all(|s| (1..=100).contains(s)), "{sizes:?}");
         assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 3);
         // What was there before a restart is kept.
