@@ -1,1 +1,20 @@
-//! Product tests: whole processes, one real store.
+//! Product tests: whole processes, one real store. Each file is one promise.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "tests; and the test process itself never has a database open"
+)]
+
+mod acceptance;
+mod bad_input;
+mod cli;
+mod durability;
+mod hermes;
+mod house;
+mod modes;
+mod readme;
+mod refusals;
+mod up;

@@ -4,6 +4,11 @@ fn main() {
     println!("cargo:rerun-if-changed=core/locks.c");
     println!("cargo:rerun-if-changed=core/locks.h");
     if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
-        cc::Build::new().file("core/locks.c").warnings(true).extra_warnings(true).flag_if_supported("-std=c11").compile("statehouse_locks");
+        cc::Build::new()
+            .file("core/locks.c")
+            .warnings(true)
+            .extra_warnings(true)
+            .flag_if_supported("-std=c11")
+            .compile("statehouse_locks");
     }
 }

@@ -53,6 +53,12 @@ fn run() -> Result<ExitCode> {
         }
         "bench" => {
             let peers = setup::run()?;
+            // The product too: one of the measurements watches it run.
+            let built = cargo(&["build", "--release", "--quiet", "--package", "statehouse"]).status();
+            let built = built.context("cannot start cargo")?;
+            if !built.success() {
+                return Ok(exit_code(built));
+            }
             let status =
                 cargo(&["run", "--release", "--quiet", "--package", "statehouse-benches", "--bin", "bench", "--"])
                     .args(rest)

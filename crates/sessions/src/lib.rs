@@ -5,12 +5,15 @@
 pub mod document;
 pub mod error;
 mod fold;
+pub mod import;
+mod json;
 mod query;
 pub mod sqlite;
 pub mod store;
 pub mod types;
 
 pub use error::{Error, Result};
+pub use import::{ImportOptions, ImportProgress};
 pub use sqlite::{OpenMode, SqliteStore};
 pub use store::{Canary, Health, Store};
 pub use types::*;

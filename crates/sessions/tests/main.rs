@@ -1,8 +1,10 @@
 //! The store through its door, on real files.
-#![expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 mod conversations;
 mod jobs;
+mod merge;
+mod schema;
 mod search;
 mod turns;
 

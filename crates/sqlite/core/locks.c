@@ -13,6 +13,7 @@
 **   close   with SQLite's last descriptor of an inode its owner is closed too: SQLite
 **           never unlocks byte 128 of -shm, it relies on the close
 **   unlink  of -wal and -shm is refused
+**   write   (and pwrite) is refused in a child of fork while its parent's write lock stands
 **
 ** An owner is opened anew through /proc/self/fd (a dup would share SQLite's own
 ** description), at a high number, close-on-exec. Something that closes every
@@ -24,7 +25,9 @@
 ** After a fork the child shares the owner's description: an unlock there would take
 ** the parent's lock away. The child therefore closes its copy at once, and at its
 ** first lock call opens an owner of its own, on which it takes the read locks again
-** that the parent had recorded. It cannot inherit a write lock.
+** that the parent had recorded. It cannot inherit a write lock: a lock call that would
+** need it fails, and so does every write into that family until the child has released it
+** (SQLite makes no lock call between BEGIN IMMEDIATE and the end of COMMIT).
 */
 #define _GNU_SOURCE
 #include "locks.h"
@@ -85,6 +88,10 @@ static int (*real_open)(const char *, int, int);
 static int (*real_close)(int);
 static int (*real_fcntl)(int, int, ...);
 static int (*real_unlink)(const char *);
+static ssize_t (*real_write)(int, const void *, size_t);
+static ssize_t (*real_pwrite)(int, const void *, size_t, off_t);
+static ssize_t (*real_pwrite64)(int, const void *, size_t, off_t);
+static int forked_while_writing;   /* some inode may have ranges that are its parent's write locks */
 
 /* ---- inodes and descriptors; the mutex is held in all of these ---- */
 
@@ -275,7 +282,6 @@ static int ready_owner(struct inode *i, int fd, int type){
   /* The new owner has the read locks before the old one lets them go. */
   if( take_recorded(i, owner) != 0 ){
     close(owner);
-    if( i->inherited ) i->lost = 1;
     errno = EIO;
     return -1;
   }
@@ -289,12 +295,19 @@ static int ready_owner(struct inode *i, int fd, int type){
 
 /* ---- fork ---- */
 
+static int holds_write(const struct inode *i){
+  size_t n;
+  for(n = 0; n < i->held; n++) if( i->ranges[n].write ) return 1;
+  return 0;
+}
+
 static void become_child(void){
   size_t n;
   struct inode *i;
   for(n = 0; n < BUCKETS; n++){
     for(i = buckets[n]; i; i = i->next){
       if( i->owner >= 0 ){ close_owner(i); i->inherited = 1; }
+      if( i->inherited && holds_write(i) ) forked_while_writing = 1;
     }
   }
   home = getpid();
@@ -351,7 +364,7 @@ int sh_unlink(const char *path){
 static int lock_call(int fd, struct inode *i, int command, struct flock *lock){
   struct stat st;
   struct flock asked;
-  int rc, owner, whole = (lock->l_start == 0 && lock->l_len == 0);
+  int rc, owner;
   if( lock->l_whence != SEEK_SET ){ errno = EINVAL; return -1; }
   if( fstat(fd, &st) != 0 ) return -1;
   if( st.st_dev != i->device || st.st_ino != i->number ){ errno = EIO; return -1; }
@@ -359,7 +372,9 @@ static int lock_call(int fd, struct inode *i, int command, struct flock *lock){
     i->owner = -1;
     i->lost = 1;
   }
-  if( command != F_GETLK && lock->l_type == F_UNLCK && (i->lost || (i->owner < 0 && whole)) ){
+  /* Without an owner there is nothing to release but the record; a child gives up what it inherited this way. */
+  if( command != F_GETLK && lock->l_type == F_UNLCK && i->owner < 0 ){
+    if( reserve_ranges(i) != 0 ){ errno = ENOMEM; return -1; }
     record_range(i, lock->l_start, range_end(lock), F_UNLCK);
     return 0;
   }
@@ -418,20 +433,82 @@ int sh_fcntl(int fd, int command, ...){
   return rc;
 }
 
+/* The length of a path without what SQLite appends to the name of the main file. */
+static size_t family_length(const char *path){
+  static const char *const suffixes[] = { "-wal", "-shm", "-journal" };
+  size_t length = strlen(path), n;
+  for(n = 0; n < sizeof suffixes / sizeof *suffixes; n++){
+    size_t suffix = strlen(suffixes[n]);
+    if( length > suffix && strcmp(path + length - suffix, suffixes[n]) == 0 ) return length - suffix;
+  }
+  return length;
+}
+
+/* True in a child of fork for a family whose write lock is its parent's. */
+static int parent_is_writing(int fd){
+  size_t n, length;
+  const char *path;
+  int found = 0;
+  if( home == getpid() && !forked_while_writing ) return 0;
+  enter();
+  if( fd >= 0 && (size_t)fd < table_size && table[fd].inode ){
+    path = table[fd].path;
+    length = family_length(path);
+    for(n = 0; n < table_size && !found; n++){
+      const struct descriptor *d = &table[n];
+      if( d->inode == 0 || !d->inode->inherited || !holds_write(d->inode) ) continue;
+      found = family_length(d->path) == length && memcmp(d->path, path, length) == 0;
+    }
+  }
+  leave();
+  return found;
+}
+
+ssize_t sh_write(int fd, const void *bytes, size_t count){
+  if( parent_is_writing(fd) ){ errno = EIO; return -1; }
+  return real_write(fd, bytes, count);
+}
+
+ssize_t sh_pwrite(int fd, const void *bytes, size_t count, off_t offset){
+  if( parent_is_writing(fd) ){ errno = EIO; return -1; }
+  return real_pwrite(fd, bytes, count, offset);
+}
+
+ssize_t sh_pwrite64(int fd, const void *bytes, size_t count, off_t offset){
+  if( parent_is_writing(fd) ){ errno = EIO; return -1; }
+  return real_pwrite64(fd, bytes, count, offset);
+}
+
 /* ---- doors for the crate ---- */
 
-int sh_prepare(int (*open_)(const char *, int, int), int (*close_)(int),
-               int (*fcntl_)(int, int, ...), int (*unlink_)(const char *)){
+int sh_prepare(void){
   struct timespec now;
   if( access("/proc/self/fd", X_OK) != 0 ) return errno;
-  real_open = open_;
-  real_close = close_;
-  real_fcntl = fcntl_;
-  real_unlink = unlink_;
   home = getpid();
   clock_gettime(CLOCK_MONOTONIC, &now);
   marks = (uint64_t)now.tv_nsec ^ ((uint64_t)home << 32) ^ (uint64_t)(uintptr_t)&now;
   return pthread_atfork(before_fork, after_fork_parent, after_fork_child);
+}
+
+typedef void (*any)(void);
+
+static const struct { const char *name; any replacement; any *original; } calls[] = {
+  { "open",     (any)sh_open,     (any *)&real_open },
+  { "close",    (any)sh_close,    (any *)&real_close },
+  { "fcntl",    (any)sh_fcntl,    (any *)&real_fcntl },
+  { "unlink",   (any)sh_unlink,   (any *)&real_unlink },
+  { "write",    (any)sh_write,    (any *)&real_write },
+  { "pwrite",   (any)sh_pwrite,   (any *)&real_pwrite },
+  { "pwrite64", (any)sh_pwrite64, (any *)&real_pwrite64 },
+};
+
+const char *sh_call_name(size_t n){
+  return n < sizeof calls / sizeof *calls ? calls[n].name : 0;
+}
+
+any sh_call_replace(size_t n, any original){
+  *calls[n].original = original;
+  return calls[n].replacement;
 }
 
 static void describe(int fd, struct sh_descriptor *out){

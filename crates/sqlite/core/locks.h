@@ -23,15 +23,14 @@ struct sh_range {
   int write;         /* 1 for a write lock */
 };
 
-/* Replacements for four entries of SQLite's unix system-call table. */
-int sh_open(const char *path, int flags, int mode);
-int sh_close(int fd);
-int sh_fcntl(int fd, int command, ...);
-int sh_unlink(const char *path);
+/* Once, before any replacement is put into the table. 0, or an errno. */
+int sh_prepare(void);
 
-/* Once, before the replacements are put into the table. 0, or an errno. */
-int sh_prepare(int (*open_)(const char *, int, int), int (*close_)(int),
-               int (*fcntl_)(int, int, ...), int (*unlink_)(const char *));
+/* The name of the n-th entry of SQLite's system-call table that is replaced; 0 after the last. */
+const char *sh_call_name(size_t n);
+
+/* Remembers the original function of the n-th entry and gives its replacement. */
+void (*sh_call_replace(size_t n, void (*original)(void)))(void);
 
 /* How many descriptors SQLite opened by exactly this path; the first `room` of them are written to `out`. */
 size_t sh_descriptors(const char *path, struct sh_descriptor *out, size_t room);

@@ -48,10 +48,8 @@ pub(crate) fn reader(family: &Family, patience: Duration) -> Result<Connection> 
 
 fn open(family: &Family, access: OpenFlags, patience: Duration) -> Result<Connection> {
     crate::locks::protect()?;
-    let flags = access
-        | OpenFlags::SQLITE_OPEN_NOFOLLOW
-        | OpenFlags::SQLITE_OPEN_EXRESCODE
-        | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let flags =
+        access | OpenFlags::SQLITE_OPEN_NOFOLLOW | OpenFlags::SQLITE_OPEN_EXRESCODE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     // The path is absolute and SQLITE_OPEN_URI is not given, so no character of it has a meaning of its own.
     let connection = Connection::open_with_flags(family.main(), flags)?;
     // Tidiness before anything else; that our processes never unlink a sidecar does not rest on it.
@@ -59,7 +57,11 @@ fn open(family: &Family, access: OpenFlags, patience: Duration) -> Result<Connec
     connection.busy_timeout(patience)?;
     // The last connection of a process would checkpoint when it closes: for a fenced handle that would write the pages
     // of a retired generation into a main file that has moved on. Checkpoints are the keeper's work alone.
-    expect(family, "no checkpoint on close", connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?)?;
+    expect(
+        family,
+        "no checkpoint on close",
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?,
+    )?;
     expect(family, "defensive", connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?)?;
     connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, LARGEST_VALUE)?;
     Ok(connection)

@@ -268,28 +268,43 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 fn write_loop(shared: &Shared, turnstile: &Turnstile, opened: Opened) {
     let mut held = Held::new(shared, opened);
     while shared.queue.next() {
-        if shared.gate.fenced() {
-            match recover(shared, &mut held) {
-                Ok(()) => shared.options.tell(&Event::Reopened),
-                Err(_) if shared.queue.stopping() => break,
-                Err(e) => {
-                    shared.options.tell(&Event::NotReopened { cause: e.to_string() });
-                    std::thread::sleep(RETRY);
-                    shared.queue.rouse();
-                    continue;
-                }
+        if !shared.gate.fenced() {
+            if let Err(e) = turn(shared, turnstile, &held) {
+                shared.gate.fence(e);
             }
+            continue;
         }
-        if let Err(e) = turn(shared, turnstile, &held) {
-            shared.gate.fence(e);
-        }
-        if shared.gate.fenced() {
-            shared.options.tell(&Event::Fenced { cause: shared.gate.cause() });
-            shared.queue.rouse();
+        shared.options.tell(&Event::Fenced { cause: shared.gate.cause() });
+        if !reopen(shared, &mut held) {
+            break;
         }
     }
     drop(held);
     shared.queue.abandon();
+}
+
+/// Tries until the handle goes on; false when it is to be closed before that.
+fn reopen(shared: &Shared, held: &mut Held) -> bool {
+    let mut told = None;
+    loop {
+        match recover(shared, held) {
+            Ok(()) => {
+                shared.options.tell(&Event::Reopened);
+                shared.queue.rouse();
+                return true;
+            }
+            Err(_) if shared.queue.stopping() => return false,
+            Err(e) => {
+                // The same obstacle is told once, not four times a second.
+                let cause = e.to_string();
+                if told.as_ref() != Some(&cause) {
+                    shared.options.tell(&Event::NotReopened { cause: cause.clone() });
+                    told = Some(cause);
+                }
+                shared.queue.pause(RETRY);
+            }
+        }
+    }
 }
 
 /// Waits for this process's turn and commits what has gathered by then.

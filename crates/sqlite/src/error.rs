@@ -39,6 +39,9 @@ pub enum Error {
         /// The members whose paths name something else now, or nothing.
         members: Vec<Member>,
     },
+    /// The locks that keep this generation in place were taken from this process, or could not be used any more.
+    #[error("this process has lost its locks on the database; what was not acknowledged was not kept")]
+    LocksLost,
     /// The content is damaged.
     #[error("the database is damaged: {detail}")]
     Damaged {
@@ -189,6 +192,7 @@ impl Error {
             Error::Full => "disk_full",
             Error::ReadOnly => "read_only",
             Error::Retired { .. } => "retired",
+            Error::LocksLost => "locks_lost",
             Error::Damaged { .. } => "damaged",
             Error::Closed => "closed",
             Error::Aborted(_) => "aborted",
@@ -206,6 +210,7 @@ impl Error {
             Error::Full => Error::Full,
             Error::ReadOnly => Error::ReadOnly,
             Error::Retired { members } => Error::Retired { members: members.clone() },
+            Error::LocksLost => Error::LocksLost,
             Error::Damaged { detail } => Error::Damaged { detail: detail.clone() },
             Error::Closed => Error::Closed,
             Error::Aborted(e) => Error::Aborted(e.to_string().into()),
@@ -223,14 +228,15 @@ impl Error {
         }
     }
 
-    /// True if SQLite could not read or write one of the files: the connection is not to be trusted any more.
+    /// True if the connection is not to be trusted any more: its generation or its locks are gone, or SQLite could not
+    /// read or write one of the files.
     pub(crate) fn poisons(&self) -> bool {
         use rusqlite::ErrorCode as C;
         match self {
-            Error::Sqlite(e) => matches!(
-                e.sqlite_error_code(),
-                Some(C::SystemIoFailure | C::CannotOpen | C::FileLockingProtocolFailed)
-            ),
+            Error::Retired { .. } | Error::LocksLost => true,
+            Error::Sqlite(e) => {
+                matches!(e.sqlite_error_code(), Some(C::SystemIoFailure | C::CannotOpen | C::FileLockingProtocolFailed))
+            }
             _ => false,
         }
     }
@@ -243,6 +249,9 @@ impl Error {
             Error::Full => "Free space on the volume, then try again; reading still works.",
             Error::ReadOnly => "Check the permissions of the file and whether the volume is mounted read-only.",
             Error::Retired { .. } => "Run `statehouse holders`, and find out what removes or replaces the files.",
+            Error::LocksLost => {
+                "Nothing to do: the handle opens the database again. Find out what closes descriptors in this process."
+            }
             Error::Damaged { .. } => "Run `statehouse verify`; do not delete any file of the database.",
             Error::Closed => "Open the database again.",
             Error::Aborted(_) | Error::Io { .. } | Error::Sqlite(_) => {

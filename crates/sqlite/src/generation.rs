@@ -1,11 +1,18 @@
 //! The generation that a handle uses, and whether the paths still name it.
 //!
-//! The check is three `statx` calls by path. It opens nothing, takes no lock, and is made before and after every
-//! commit, before every read, and four times a second on an idle handle.
+//! The check is three `statx` calls by path, and a look at the two owner descriptors that hold this process's locks. It
+//! opens nothing, takes no lock, and is made before and after every commit, before every read, and four times a second on
+//! an idle handle.
 
 use crate::error::{Error, Result};
 use crate::family::{Family, Generation, Member};
 use crate::locks;
+
+/// The bytes of the main file that every connection to a generation holds a shared lock on (os_unix.c, `SHARED_FIRST`).
+pub const SHARED_BYTES: (i64, i64) = (0x4000_0002, 0x4000_0002 + 510);
+
+/// The byte of the index that says that somebody is there (os_unix.c, `UNIX_SHM_DMS`).
+pub const PRESENCE_BYTE: (i64, i64) = (128, 129);
 
 /// A recorded generation of a family.
 #[derive(Debug, Clone)]
@@ -42,15 +49,27 @@ impl Record {
         self.generation
     }
 
-    /// Proves that the paths still name what was recorded.
+    /// Proves that the paths still name what was recorded, and that this process still has the locks on it that it took.
     ///
     /// # Errors
-    /// [`Error::Retired`] with the members that differ; a path that cannot be looked at counts as one that does.
+    /// [`Error::Retired`] with the members that differ (a path that cannot be looked at counts as one that does), or
+    /// [`Error::LocksLost`] when an owner descriptor was taken away.
     pub fn check(&self) -> Result<()> {
         let members = match self.family.generation() {
             Ok(now) => self.generation.differences(&now),
             Err(_) => vec![Member::Main],
         };
-        if members.is_empty() { Ok(()) } else { Err(Error::Retired { members }) }
+        if !members.is_empty() {
+            return Err(Error::Retired { members });
+        }
+        if self.locked() { Ok(()) } else { Err(Error::LocksLost) }
+    }
+
+    /// True if this process holds, by the lock core's own account, both locks that keep the generation in place.
+    pub fn locked(&self) -> bool {
+        let holds = |member, (start, end)| {
+            self.generation.get(member).and_then(locks::owned).is_some_and(|o| o.covers(start, end))
+        };
+        holds(Member::Main, SHARED_BYTES) && holds(Member::Shm, PRESENCE_BYTE)
     }
 }

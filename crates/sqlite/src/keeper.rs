@@ -1,8 +1,8 @@
 //! The thread that looks after an open handle: it notices a retired generation while nobody writes, keeps the log
 //! bounded, and answers requests that have waited too long.
 
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use rusqlite::Connection;

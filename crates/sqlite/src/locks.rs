@@ -36,17 +36,12 @@ mod core {
         pub(super) write: c_int,
     }
 
-    pub(super) type Open = unsafe extern "C" fn(*const c_char, c_int, c_int) -> c_int;
-    pub(super) type Close = unsafe extern "C" fn(c_int) -> c_int;
-    pub(super) type Fcntl = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
-    pub(super) type Unlink = unsafe extern "C" fn(*const c_char) -> c_int;
+    pub(super) type Any = unsafe extern "C" fn();
 
     unsafe extern "C" {
-        pub(super) fn sh_open(path: *const c_char, flags: c_int, mode: c_int) -> c_int;
-        pub(super) fn sh_close(fd: c_int) -> c_int;
-        pub(super) fn sh_fcntl(fd: c_int, command: c_int, ...) -> c_int;
-        pub(super) fn sh_unlink(path: *const c_char) -> c_int;
-        pub(super) fn sh_prepare(open: Open, close: Close, fcntl: Fcntl, unlink: Unlink) -> c_int;
+        pub(super) fn sh_prepare() -> c_int;
+        pub(super) fn sh_call_name(n: usize) -> *const c_char;
+        pub(super) fn sh_call_replace(n: usize, original: Any) -> Any;
         pub(super) fn sh_descriptors(path: *const c_char, out: *mut Descriptor, room: usize) -> usize;
         pub(super) fn sh_in_use(device: u64, inode: u64) -> c_int;
         pub(super) fn sh_owner(device: u64, inode: u64, out: *mut Range, room: usize, count: *mut usize) -> c_int;
@@ -69,9 +64,9 @@ pub fn protect() -> Result<()> {
 
 fn install() -> std::result::Result<(), String> {
     // SAFETY: sqlite3_initialize may be called at any time, and the VFS that sqlite3_vfs_find returns lives as long as
-    // the process. The pointers that xGetSystemCall returns for these four names are functions of the types that
-    // SQLite's own table casts them to (os_unix.c, `aSyscall`), so the transmutes restore their real types; the
-    // replacements have the same types. The core is prepared with the originals before any replacement is reachable.
+    // the process. The core names the entries that it replaces, is given the original of each before the replacement is
+    // reachable, and its replacements have the types that SQLite's own table casts these entries to (os_unix.c,
+    // `aSyscall`). The names are C strings that live as long as the process.
     unsafe {
         if ffi::sqlite3_initialize() != ffi::SQLITE_OK {
             return Err("SQLite did not initialise".into());
@@ -83,28 +78,19 @@ fn install() -> std::result::Result<(), String> {
         let (Some(get), Some(set)) = ((*vfs).xGetSystemCall, (*vfs).xSetSystemCall) else {
             return Err("this SQLite has no system-call table".into());
         };
-        let original = |name: &CStr| get(vfs, name.as_ptr()).ok_or_else(|| format!("SQLite has no system call {name:?}"));
-        let (open, close) = (original(c"open")?, original(c"close")?);
-        let (fcntl, unlink) = (original(c"fcntl")?, original(c"unlink")?);
-        type Any = unsafe extern "C" fn();
-        let errno = core::sh_prepare(
-            std::mem::transmute::<Any, core::Open>(open),
-            std::mem::transmute::<Any, core::Close>(close),
-            std::mem::transmute::<Any, core::Fcntl>(fcntl),
-            std::mem::transmute::<Any, core::Unlink>(unlink),
-        );
+        let errno = core::sh_prepare();
         if errno != 0 {
             return Err(std::io::Error::from_raw_os_error(errno).to_string());
         }
-        let replacements: [(&CStr, Any); 4] = [
-            (c"open", std::mem::transmute::<core::Open, Any>(core::sh_open)),
-            (c"close", std::mem::transmute::<core::Close, Any>(core::sh_close)),
-            (c"fcntl", std::mem::transmute::<core::Fcntl, Any>(core::sh_fcntl)),
-            (c"unlink", std::mem::transmute::<core::Unlink, Any>(core::sh_unlink)),
-        ];
-        for (name, function) in replacements {
-            if set(vfs, name.as_ptr(), Some(function)) != ffi::SQLITE_OK {
-                return Err(format!("SQLite did not take the replacement of {name:?}"));
+        for n in 0.. {
+            let name = core::sh_call_name(n);
+            if name.is_null() {
+                break;
+            }
+            // Which of the calls that write at a position exist depends on how SQLite was built.
+            let Some(original) = get(vfs, name) else { continue };
+            if set(vfs, name, Some(core::sh_call_replace(n, original))) != ffi::SQLITE_OK {
+                return Err(format!("SQLite did not take the replacement of {:?}", CStr::from_ptr(name)));
             }
         }
     }
@@ -187,9 +173,8 @@ pub fn owned(identity: Identity) -> Option<Owned> {
     let mut ranges = [core::Range::default(); 64];
     let mut count = 0;
     // SAFETY: `ranges` has room for as many elements as the call is told, and `count` is a valid place for a size.
-    let owner = unsafe {
-        core::sh_owner(identity.device, identity.inode, ranges.as_mut_ptr(), ranges.len(), &raw mut count)
-    };
+    let owner =
+        unsafe { core::sh_owner(identity.device, identity.inode, ranges.as_mut_ptr(), ranges.len(), &raw mut count) };
     let ranges = ranges.iter().take(count).map(|r| Range { start: r.start, end: r.end, write: r.write != 0 }).collect();
     (owner >= 0).then_some(Owned { owner, ranges })
 }

@@ -66,7 +66,10 @@ impl Readers {
         let mut pool = self.lock();
         while pool.shut || pool.out.len() >= self.limit {
             let Some(left) = patience.checked_sub(begun.elapsed()) else {
-                return Err(Error::Busy { waited: begun.elapsed(), holder: Some("other readers of this process".into()) });
+                return Err(Error::Busy {
+                    waited: begun.elapsed(),
+                    holder: Some("other readers of this process".into()),
+                });
             };
             pool = self.changed.wait_timeout(pool, left).unwrap_or_else(PoisonError::into_inner).0;
         }

@@ -84,7 +84,14 @@ fn write(family: &Family, generation: Generation, lost: &[Member], main: &File, 
             // An empty log: everything is in the main file, which the path still names.
             return Ok(());
         }
-        return write_as(family, generation, lost, main, log, &format!("{:x}-{:x}-empty", identity.inode, identity.born_ns.unwrap_or(0)));
+        return write_as(
+            family,
+            generation,
+            lost,
+            main,
+            log,
+            &format!("{:x}-{:x}-empty", identity.inode, identity.born_ns.unwrap_or(0)),
+        );
     };
     // One name for one state of one log: a second process of ours that had the same generation need not copy it again.
     let id = format!(

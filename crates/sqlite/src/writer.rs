@@ -168,6 +168,15 @@ impl Queue {
         }
     }
 
+    /// Waits for `time`, or until the handle is to be closed.
+    pub(crate) fn pause(&self, time: Duration) {
+        let begun = Instant::now();
+        let mut state = self.lock();
+        while let Some(left) = time.checked_sub(begun.elapsed()).filter(|_| !state.stopping) {
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     /// Wakes the writer though there may be no request.
     pub(crate) fn rouse(&self) {
         self.lock().roused = true;
@@ -230,7 +239,6 @@ pub(crate) fn run(connection: &Connection, gate: &Gate, record: &Record, queue: 
             answer(batch, &Ok(()));
             Outcome::Answered
         }
-        Err(e @ Error::Retired { .. }) => fence(gate, queue, batch, e),
         Err(e) if e.poisons() => fence(gate, queue, batch, e),
         Err(e) if batch.len() == 1 => {
             answer(batch, &Err(e));
@@ -265,8 +273,9 @@ fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) -> Outc
 /// One try at one commit for the whole batch. `Ok` means: durable, and in the generation that the paths name.
 fn attempt(connection: &Connection, record: &Record, batch: &mut Vec<Queued>) -> Result<()> {
     record.check()?;
-    begin(connection, batch)?;
-    let done = statements(connection, batch).and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
+    begin(connection, record, batch)?;
+    let done =
+        statements(connection, batch).and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
     if let Err(e) = done {
         if !connection.is_autocommit() {
             // If even this fails the connection still has its transaction, and the next BEGIN says so.
@@ -279,7 +288,7 @@ fn attempt(connection: &Connection, record: &Record, batch: &mut Vec<Queued>) ->
 
 /// Starts the transaction. Our own writers have had their turn by now; strangers are waited for with jitter, so that
 /// two who wait do not meet again and again.
-fn begin(connection: &Connection, batch: &mut Vec<Queued>) -> Result<()> {
+fn begin(connection: &Connection, record: &Record, batch: &mut Vec<Queued>) -> Result<()> {
     let begun = Instant::now();
     loop {
         match connection.prepare_cached("BEGIN IMMEDIATE").and_then(|mut s| s.execute([])) {
@@ -297,6 +306,8 @@ fn begin(connection: &Connection, batch: &mut Vec<Queued>) -> Result<()> {
         if batch.is_empty() {
             return Err(Error::Busy { waited: begun.elapsed(), holder: None });
         }
+        // A lock call that fails because the locks are gone looks like a lock that somebody else has.
+        record.check()?;
         std::thread::sleep(Duration::from_micros(500 + u64::from(jitter()) * 40));
     }
 }

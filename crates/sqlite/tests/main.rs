@@ -7,6 +7,10 @@
     reason = "a test builds its situation by ordinary means and stops at the first surprise"
 )]
 
+mod generations;
+mod holder;
 mod image;
+mod locks;
 mod secure;
 mod support;
+mod turns;

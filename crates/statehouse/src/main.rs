@@ -1,2 +1,84 @@
-//! Placeholder.
-fn main() {}
+//! Statehouse's command line: parse, call, render, exit.
+
+mod args;
+mod commands;
+mod config;
+mod event;
+mod exit;
+mod failure;
+mod home;
+mod lock;
+mod output;
+mod readiness;
+mod signals;
+mod store;
+mod supervise;
+mod text;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use clap::error::ErrorKind;
+
+use args::Cli;
+use failure::{Failure, Result};
+use output::Output;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => return ExitCode::from(misunderstood(&e)),
+    };
+    let output = Output { json: cli.common.json };
+    logging();
+    match run(cli, output) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            failure.report(output.json);
+            ExitCode::from(failure.exit)
+        }
+    }
+}
+
+fn run(cli: Cli, output: Output) -> Result {
+    if let Some(supervisor) = cli.common.supervised_by {
+        signals::end_with(supervisor)?;
+    }
+    commands::run(cli, output)
+}
+
+/// Logs go to stderr, where a supervisor collects them; they never carry what people wrote to each other.
+fn logging() {
+    use std::io::IsTerminal as _;
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_target(false)
+        .with_max_level(if std::io::stderr().is_terminal() { tracing::Level::WARN } else { tracing::Level::INFO })
+        .finish();
+    // Only a second call in one process can fail, and there is one.
+    let _ = tracing::subscriber::set_global_default(subscriber);
+}
+
+/// Help and version are answers; everything else that clap says is an error of usage. What was asked with `--json`
+/// is answered with JSON even when the rest of the line makes no sense.
+fn misunderstood(e: &clap::Error) -> u8 {
+    use std::io::Write as _;
+    let json = std::env::args_os().skip(1).take_while(|a| a != "--").any(|a| a == "--json");
+    if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        let _ = write!(std::io::stdout().lock(), "{}", e.render());
+        return exit::OK;
+    }
+    if !json {
+        let _ = write!(std::io::stderr().lock(), "{}", e.render());
+        return exit::USAGE;
+    }
+    let rendered = e.render().to_string();
+    let mut lines = rendered.lines().map(str::trim).filter(|l| !l.is_empty());
+    let first = lines.next().unwrap_or("the command line cannot be understood");
+    Failure::new(exit::USAGE, failure::code::USAGE, first.strip_prefix("error: ").unwrap_or(first))
+        .detail(lines.collect::<Vec<_>>().join(" "))
+        .hint("Run `statehouse --help`.")
+        .report(true);
+    exit::USAGE
+}

@@ -19,6 +19,7 @@
 pub mod home;
 pub mod kernel;
 pub mod need;
+pub mod peers;
 pub mod process;
 pub mod seed;
 pub mod snapshot;

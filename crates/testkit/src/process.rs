@@ -215,12 +215,21 @@ impl Finished {
 
     /// Standard output as one JSON document.
     pub fn json(&self) -> serde_json::Value {
-        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("not one JSON document ({e}): {self:#?}"))
+        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("not one JSON document ({e}): {}", self.short()))
+    }
+
+    /// What a person needs of it to see what went wrong; a document of megabytes is cut.
+    fn short(&self) -> String {
+        let cut = |text: &str| match text.char_indices().nth(2000) {
+            Some((at, _)) => format!("{}… ({} bytes)", &text[..at], text.len()),
+            None => text.to_owned(),
+        };
+        format!("{}\nstdout: {}\nstderr: {}", self.status, cut(&self.stdout), cut(&self.stderr))
     }
 
     /// Itself, after the check that it ended with 0.
     pub fn success(self) -> Finished {
-        assert!(self.status.success(), "{self:#?}");
+        assert!(self.status.success(), "{}", self.short());
         self
     }
 }

@@ -6,6 +6,7 @@
 
 mod changes;
 mod conversations;
+pub(crate) mod imported;
 mod jobs;
 mod merge;
 mod rows;

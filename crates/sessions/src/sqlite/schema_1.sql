@@ -55,7 +55,9 @@ CREATE INDEX session_origin ON session(origin_id, origin_system) WHERE origin_id
 -- What an import kept of a session beyond the columns above.
 CREATE TABLE session_extra(
   session_id BLOB PRIMARY KEY REFERENCES session(id),
-  extra TEXT NOT NULL
+  extra TEXT NOT NULL,
+  -- Equal to the session's updated_at as long as only imports have written it: then a later import may refresh it.
+  imported_at INTEGER NOT NULL
 ) STRICT;
 
 -- n is the order of arrival in this file and never used again after a deletion: a search index follows it.
@@ -122,8 +124,10 @@ CREATE TABLE delivery(
 CREATE TABLE usage(
   session_id BLOB NOT NULL REFERENCES session(id),
   provider TEXT NOT NULL,
+  endpoint TEXT NOT NULL DEFAULT '',
+  mode TEXT NOT NULL DEFAULT '',
   model TEXT NOT NULL,
-  task TEXT NOT NULL,
+  task TEXT NOT NULL DEFAULT '',
   calls INTEGER NOT NULL DEFAULT 0,
   input_tokens INTEGER NOT NULL DEFAULT 0,
   output_tokens INTEGER NOT NULL DEFAULT 0,
@@ -132,7 +136,7 @@ CREATE TABLE usage(
   reasoning_tokens INTEGER NOT NULL DEFAULT 0,
   extra TEXT,
   updated_at INTEGER NOT NULL,
-  PRIMARY KEY (session_id, provider, model, task)
+  PRIMARY KEY (session_id, provider, endpoint, mode, model, task)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE job(

@@ -10,6 +10,7 @@ use rusqlite::{Connection, Row};
 use serde_json::Value;
 
 use crate::fold::{Folded, fold_into};
+use crate::json;
 use crate::query::Query;
 use crate::types::*;
 
@@ -87,9 +88,9 @@ fn searchable<'r>(row: &'r Row<'_>) -> rusqlite::Result<Cow<'r, str>> {
     }
     if let Some(calls) = column(2)? {
         let text = text.to_mut();
-        match serde_json::from_str(&calls) {
-            Ok(calls) => strings(&calls, text),
-            Err(_) => {
+        match json::parse(&calls) {
+            Some(calls) => strings(&calls, text),
+            None => {
                 text.push('\n');
                 text.push_str(&calls);
             }
@@ -101,8 +102,8 @@ fn searchable<'r>(row: &'r Row<'_>) -> rusqlite::Result<Cow<'r, str>> {
 /// Adds every string within `value`, a line each. The arguments of a call are JSON within a string.
 fn strings(value: &Value, out: &mut String) {
     match value {
-        Value::String(s) => match serde_json::from_str(s) {
-            Ok(inner @ (Value::Array(_) | Value::Object(_))) => strings(&inner, out),
+        Value::String(s) => match json::parse(s) {
+            Some(inner @ (Value::Array(_) | Value::Object(_))) => strings(&inner, out),
             _ => {
                 out.push('\n');
                 out.push_str(s);

@@ -1,0 +1,79 @@
+//! Random input through the public doors, bounded in time. Run by `cargo xtask fuzz [--seconds N] [--seed S]`.
+//!
+//! This is seeded generation and mutation, **not** coverage-guided fuzzing: it finds what a careless or hostile client,
+//! a torn log or a damaged store can do in minutes, and each run can be repeated by its seed. Every target has an
+//! oracle beyond "did not panic", stated in its file.
+
+#![expect(clippy::disallowed_methods, reason = "makes and damages files of its own, before anything opens them")]
+
+mod http;
+mod log;
+mod mutate;
+mod search;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use statehouse_testkit::Seed;
+
+const USAGE: &str = "usage: cargo xtask fuzz [--seconds N] [--seed S] [--only http|log|search]";
+
+/// How long a target may run, and where its randomness comes from.
+pub(crate) struct Budget {
+    end: Instant,
+    pub(crate) seed: Seed,
+    rounds: u64,
+}
+
+impl Budget {
+    /// True while there is time; counts the rounds.
+    pub(crate) fn more(&mut self) -> bool {
+        let more = Instant::now() < self.end;
+        self.rounds += u64::from(more);
+        more
+    }
+}
+
+type Target = fn(&mut Budget) -> Result<()>;
+
+const TARGETS: &[(&str, Target)] =
+    &[("http", http::run), ("log", log::run), ("search", search::run)];
+
+fn main() -> ExitCode {
+    match all() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("fuzz: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn all() -> Result<()> {
+    let (mut seconds, mut seed, mut only) = (60_u64, None, None);
+    let mut options = std::env::args().skip(1);
+    while let Some(option) = options.next() {
+        let mut value = || options.next().with_context(|| format!("{option} needs a value\n{USAGE}"));
+        match option.as_str() {
+            "--seconds" => seconds = value()?.parse().context(USAGE)?,
+            "--seed" => seed = Some(value()?.parse().context(USAGE)?),
+            "--only" => only = Some(value()?),
+            _ => bail!("{USAGE}"),
+        }
+    }
+    let first: u64 = seed.unwrap_or_else(|| Seed::of_run("fuzz").bits());
+    let chosen: Vec<_> = TARGETS.iter().filter(|(name, _)| only.as_ref().is_none_or(|o| o == name)).collect();
+    if chosen.is_empty() {
+        bail!("{USAGE}");
+    }
+    let each = Duration::from_secs(seconds) / u32::try_from(chosen.len())?;
+    for (name, target) in chosen {
+        // A target's randomness does not depend on which others run, so that a failure can be repeated alone.
+        let seed = Seed::new(first ^ name.bytes().fold(0, |h: u64, b| h.wrapping_mul(131).wrapping_add(b.into())));
+        let mut budget = Budget { end: Instant::now() + each, seed, rounds: 0 };
+        target(&mut budget).with_context(|| format!("{name}, after {} rounds; repeat with --seed {first}", budget.rounds))?;
+        println!("fuzz: {name}: {} rounds, nothing found (--seed {first})", budget.rounds);
+    }
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! What a database is and how it stands, without opening it.
+//!
+//! Everything here comes from `stat`, from the headers and from the side directory, so that it can be asked beside any
+//! holder, on any database, in any state, and changes nothing.
+
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
+use statehouse_sqlite::secure::{self, Inspected, Purpose};
+use statehouse_sqlite::{Error, Family, Generation, Member, Result, files, filesystem, members, rusqlite};
+
+/// The document of `statehouse status`.
+#[derive(Debug, Serialize)]
+pub struct StatusDocument {
+    /// The main file.
+    pub path: PathBuf,
+    /// What kind of database: "statehouse", or "other" for one that is not ours.
+    pub kind: &'static str,
+    /// Bytes of the main file.
+    pub size: u64,
+    /// Bytes of the log, 0 without one.
+    pub wal_size: u64,
+    /// "wal", or "rollback" for every mode that needs no log.
+    pub journal_mode: Option<&'static str>,
+    /// Bytes of a page.
+    pub page_size: Option<u32>,
+    /// The number that its program keeps its schema version in.
+    pub schema_version: Option<u32>,
+    /// True if the main file's own first page is damaged and a good one is in the log; the next checkpoint heals it.
+    pub heals_from_log: bool,
+    /// The SQLite versions that have to do with it.
+    pub sqlite: Versions,
+    /// The file system that it is on.
+    pub filesystem: FileSystem,
+    /// What the paths name now.
+    pub generation: Generation,
+    /// Processes of ours that have it open.
+    pub members: Vec<members::Record>,
+    /// The newest verified snapshot; `null` if there is none.
+    pub last_snapshot: Option<String>,
+    /// Incidents that nobody has closed.
+    pub incidents_open: u64,
+    /// The version of this program.
+    pub version: &'static str,
+}
+
+/// Versions of SQLite.
+#[derive(Debug, Serialize)]
+pub struct Versions {
+    /// The library in this program.
+    pub library: &'static str,
+    /// The library that changed the file last, as its header says.
+    pub last_writer: Option<String>,
+}
+
+/// A file system, as far as it matters here.
+#[derive(Debug, Serialize)]
+pub struct FileSystem {
+    /// The kind, for example "ext4".
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// True if WAL mode works on it.
+    pub wal_ok: bool,
+}
+
+/// Looks at the database at `path`. `application_id` tells ours from others.
+///
+/// # Errors
+/// A refusal when there is no database or its files are not safe to look at, or the system's answer.
+pub fn status(path: &Path, application_id: i32) -> Result<StatusDocument> {
+    let family = Family::of(path)?;
+    let inspected = secure::inspect(&family, Purpose::Look)?;
+    let main = inspected.require_main()?;
+    let (header, heals) = match headers::check(&inspected)? {
+        Headers::Database { header, from_log } => (Some(header), from_log),
+        Headers::New | Headers::InUse => (None, false),
+    };
+    let filesystem = filesystem::classify(family.directory())?;
+    let ours = header.is_some_and(|h| h.application_id == application_id.cast_unsigned());
+    Ok(StatusDocument {
+        path: family.main(),
+        kind: if ours { "statehouse" } else { "other" },
+        size: main.status.size,
+        wal_size: inspected.get(Member::Wal).map_or(0, |w| w.status.size),
+        journal_mode: header.map(journal_mode),
+        page_size: header.map(|h| h.page_size),
+        schema_version: header.map(|h| h.user_version),
+        heals_from_log: heals,
+        sqlite: Versions { library: rusqlite::version(), last_writer: last_writer(&inspected) },
+        filesystem: FileSystem { kind: filesystem.kind.clone(), wal_ok: filesystem.wal_ok },
+        generation: inspected.generation(),
+        members: members::list(&family)?,
+        last_snapshot: None,
+        incidents_open: incidents(&family)?,
+        version: env!("CARGO_PKG_VERSION"),
+    })
+}
+
+fn journal_mode(header: MainHeader) -> &'static str {
+    match header.journal {
+        Journal::Wal => "wal",
+        Journal::Rollback => "rollback",
+    }
+}
+
+/// The version number at byte 96 of the header, as <https://www.sqlite.org/fileformat2.html#validfor> describes it.
+/// Informative only, so whatever keeps it from being read makes it unknown.
+fn last_writer(inspected: &Inspected) -> Option<String> {
+    let file = files::open(&inspected.get(Member::Main)?.magic_path()).ok()?;
+    let mut bytes = [0; 4];
+    file.read_exact_at(&mut bytes, 96).ok()?;
+    let number = u32::from_be_bytes(bytes);
+    (number > 3_000_000).then(|| format!("{}.{}.{}", number / 1_000_000, number / 1000 % 1000, number % 1000))
+}
+
+fn incidents(family: &Family) -> Result<u64> {
+    let directory = family.side_directory().join("incidents");
+    match std::fs::read_dir(&directory) {
+        Ok(entries) => Ok(entries.count() as u64),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(0),
+        Err(e) => Err(Error::io("read the incidents in", &directory, e)),
+    }
+}

@@ -1,0 +1,344 @@
+//! `verify`: the proof that a database is healthy, after a restart, after a recovery, or because somebody asks.
+//!
+//! First everything that can be seen from outside. Only when no holder makes it dangerous is the database opened: for a
+//! write that another process reads back through the path, if that was asked for, and for a check of its structure.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+use serde::{Deserialize, Serialize};
+use statehouse_sessions::sqlite::APPLICATION_ID;
+use statehouse_sessions::{OpenMode, SqliteStore, Store as _};
+use statehouse_sqlite::headers::{self, Headers};
+use statehouse_sqlite::holders::{self, Holder, Report, Standing, Verdict};
+use statehouse_sqlite::secure::{self, Inspected, Purpose};
+use statehouse_sqlite::{Error, Family, Member, Result};
+
+use crate::attach;
+use crate::check::{Check, Found, Outcome, run};
+
+/// The role under which the canary of `verify` is written.
+pub const ROLE: &str = "verify";
+
+/// What is to be proved, and with what.
+pub struct Proof<'a> {
+    /// The database.
+    pub path: &'a Path,
+    /// Prove that a write works.
+    pub write: bool,
+    /// Keep trying for so long until a write works.
+    pub wait_for_write: Duration,
+    /// How long a lock is waited for.
+    pub patience: Duration,
+    /// A directory for a private image of a database that cannot be read in place.
+    pub scratch: &'a Path,
+    /// How another process reads.
+    pub other: &'a dyn OtherProcess,
+}
+
+/// The second process of the proof; this crate does not know how to start one.
+pub trait OtherProcess {
+    /// The token of the newest canary of `role` in the store at `database`.
+    ///
+    /// # Errors
+    /// Why it could not be read, in words.
+    fn canary(&self, database: &Path, role: &str) -> std::result::Result<Option<String>, String>;
+
+    /// What another process reads of any database.
+    ///
+    /// # Errors
+    /// Why it could not be read, in words.
+    fn read(&self, database: &Path) -> std::result::Result<Seen, String>;
+}
+
+/// What a process reads of a database that it knows nothing about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// SQLite's own number of the schema.
+    pub schema_version: i64,
+    /// Number of pages as of the last commit.
+    pub page_count: i64,
+    /// Number of tables, indexes, views and triggers.
+    pub objects: i64,
+}
+
+impl Seen {
+    fn by(connection: &Connection) -> rusqlite::Result<Seen> {
+        connection.query_row(
+            "SELECT (SELECT schema_version FROM pragma_schema_version), (SELECT page_count FROM pragma_page_count),
+                    (SELECT count(*) FROM sqlite_schema)",
+            [],
+            |r| Ok(Seen { schema_version: r.get(0)?, page_count: r.get(1)?, objects: r.get(2)? }),
+        )
+    }
+}
+
+/// The document of `statehouse verify`.
+#[derive(Debug, Serialize)]
+pub struct Verification {
+    /// The main file.
+    pub path: PathBuf,
+    /// True if no check warns or fails.
+    pub healthy: bool,
+    /// The checks, in the order in which they were made.
+    pub checks: Vec<Check>,
+}
+
+/// Reads what [`OtherProcess::read`] is to answer; for the second process itself.
+///
+/// # Errors
+/// A refusal, or SQLite's answer.
+pub fn read(path: &Path, scratch: &Path, patience: Duration) -> Result<Seen> {
+    let family = Family::of(path)?;
+    let inspected = secure::inspect(&family, Purpose::Look)?;
+    inspected.require_main()?;
+    headers::check(&inspected)?;
+    refuse_alarming(&family)?;
+    let held = holders::scan(&family)?.verdict != Verdict::Quiet;
+    Ok(Seen::by(&*attach::read(&inspected, held, scratch, patience)?)?)
+}
+
+fn refuse_alarming(family: &Family) -> Result<()> {
+    use statehouse_sqlite::Reason;
+    match holders::dangerous(family)? {
+        None => Ok(()),
+        Some(h) => {
+            let reason = if h.ghost { Reason::HeldRetired } else { Reason::HeldNaked };
+            Err(Error::refused(reason, family.main(), name(&h)))
+        }
+    }
+}
+
+/// Proves it.
+///
+/// # Errors
+/// When there is nothing to verify: no database, or files that are not safe to look at.
+pub fn verify(proof: &Proof<'_>) -> Result<Verification> {
+    let family = Family::of(proof.path)?;
+    let begun = Instant::now();
+    let (mut checks, view) = loop {
+        let view = View::of(&family)?;
+        let mut checks = view.from_outside();
+        checks.extend(view.written(proof));
+        let written = checks.iter().any(|c| c.id == "canary.written" && c.status == Outcome::Ok);
+        if written || begun.elapsed() >= proof.wait_for_write {
+            break (checks, view);
+        }
+        std::thread::sleep(Duration::from_millis(250).min(proof.wait_for_write));
+    };
+    checks.push(run("integrity.quick", || view.integrity(proof)));
+    let healthy = !checks.iter().any(|c| c.status.unhealthy());
+    Ok(Verification { path: family.main(), healthy, checks })
+}
+
+/// The database as seen from outside.
+struct View {
+    inspected: Inspected,
+    report: Report,
+    ours: bool,
+}
+
+impl View {
+    fn of(family: &Family) -> Result<View> {
+        let inspected = secure::inspect(family, Purpose::Look)?;
+        inspected.require_main()?;
+        let ours = match headers::check(&inspected)? {
+            Headers::Database { header, .. } => header.application_id == APPLICATION_ID.cast_unsigned(),
+            Headers::New | Headers::InUse => false,
+        };
+        Ok(View { inspected, report: holders::scan(family)?, ours })
+    }
+
+    fn family(&self) -> &Family {
+        self.inspected.family()
+    }
+
+    fn held(&self) -> bool {
+        self.report.verdict != Verdict::Quiet
+    }
+
+    /// Why the database must not be opened now.
+    fn danger(&self) -> Option<Found> {
+        self.report.holders.iter().find(|h| (h.naked || h.ghost) && !h.fenced).map(|h| {
+            Found::new(Outcome::Skip, format!("not opened beside {}, for that could do damage", name(h)))
+        })
+    }
+
+    fn from_outside(&self) -> Vec<Check> {
+        vec![
+            run("generation.current", || self.generation()),
+            run("holders.no_ghost", || self.ghosts()),
+            run("holders.no_naked", || self.naked()),
+        ]
+    }
+
+    fn generation(&self) -> Found {
+        let retired = |h: &&Holder| h.files.iter().any(|f| f.generation == Standing::Retired);
+        let behind: Vec<&Holder> = self.report.holders.iter().filter(retired).collect();
+        let names = |of: &[&Holder]| of.iter().map(|h| name(h)).collect::<Vec<_>>().join(", ");
+        if behind.is_empty() {
+            let n = self.report.holders.len();
+            return Found::new(Outcome::Ok, format!("every process that has it open ({n}) uses what the paths name"));
+        }
+        if behind.iter().all(|h| h.fenced) {
+            return Found::new(Outcome::Info, "a process of ours has noticed that its files are gone, and is going over")
+                .detail(names(&behind));
+        }
+        Found::new(Outcome::Fail, "a process uses files that the paths no longer name")
+            .detail(names(&behind))
+            .hint("Run `statehouse holders`, and keep what writes running until its deleted log is copied.")
+    }
+
+    fn ghosts(&self) -> Found {
+        match self.report.holders.iter().find(|h| h.ghost && !h.fenced) {
+            None => self.nobody("no process writes into deleted or replaced files"),
+            Some(h) => {
+                Found::new(Outcome::Fail, format!("{} is writing into deleted or replaced files", name(h)))
+                    .detail(format!("what stops it is: {}", h.stop))
+                    .hint("Keep it running until its deleted log is copied; what it holds is nowhere else.")
+            }
+        }
+    }
+
+    fn naked(&self) -> Found {
+        match self.report.holders.iter().find(|h| h.naked && !h.fenced) {
+            None => self.nobody("every process that has it open holds its locks"),
+            Some(h) => Found::new(Outcome::Fail, format!("{} has lost its locks", name(h)))
+                .detail(format!("main file: {}, shared index: {}", h.locks.shared, h.locks.dms))
+                .hint(format!("Stop it in an orderly way before anything else opens the database: {}", h.stop)),
+        }
+    }
+
+    /// Nobody was found; that is only worth as much as what could be seen.
+    fn nobody(&self, summary: &str) -> Found {
+        if self.report.verdict == Verdict::Unknown {
+            return Found::new(Outcome::Warn, "not every process could be looked at")
+                .detail(self.report.limits.join("; "))
+                .hint("Run this as root to be certain.");
+        }
+        Found::new(Outcome::Ok, summary).detail(self.report.limits.join("; "))
+    }
+
+    fn written(&self, proof: &Proof<'_>) -> Vec<Check> {
+        let skipped = |found: &dyn Fn() -> Found| {
+            vec![run("canary.written", found), run("canary.read_by_other_process", found)]
+        };
+        if !proof.write {
+            return skipped(&|| Found::new(Outcome::Skip, "not asked for").hint("Give --write to prove it."));
+        }
+        if self.danger().is_some() {
+            return skipped(&|| self.danger().unwrap_or_else(|| Found::new(Outcome::Skip, "")));
+        }
+        let mut read = Found::new(Outcome::Skip, "nothing was written that could be read");
+        let mut read_ms = 0.0;
+        let mut written = run("canary.written", || {
+            let (written, reading) = if self.ours { self.canary(proof) } else { self.foreign(proof) };
+            if let Some((found, took)) = reading {
+                read = found;
+                read_ms = took;
+            }
+            written
+        });
+        written.ms -= read_ms;
+        let mut read = run("canary.read_by_other_process", || read);
+        read.ms = read_ms;
+        vec![written, read]
+    }
+
+    /// A row of our own store.
+    fn canary(&self, proof: &Proof<'_>) -> (Found, Option<(Found, f64)>) {
+        let main = self.family().main();
+        let mode = OpenMode { patience: proof.patience, ..OpenMode::existing() };
+        let store = match SqliteStore::open(&main, ROLE, mode) {
+            Ok(store) => store,
+            Err(e) => return (failed("the store cannot be opened", &e), None),
+        };
+        let answer = match store.write_canary(ROLE) {
+            Err(e) => (failed("a row cannot be written", &e), None),
+            Ok(token) => {
+                let begun = Instant::now();
+                let found = match proof.other.canary(&main, ROLE) {
+                    Ok(Some(seen)) if seen == token => {
+                        Found::new(Outcome::Ok, "another process reads that row through the path")
+                    }
+                    Ok(seen) => Found::new(Outcome::Fail, "another process reads something else through the path")
+                        .detail(format!("it reads {}", seen.as_deref().unwrap_or("no row")))
+                        .hint("Run `statehouse holders`: the path leads to other files than those that were written."),
+                    Err(e) => Found::new(Outcome::Fail, "another process cannot read through the path").detail(e),
+                };
+                let took = begun.elapsed().as_secs_f64() * 1000.0;
+                let written = match store.database().check() {
+                    Ok(()) => Found::new(Outcome::Ok, "a row was written and is durable"),
+                    Err(e) => Found::error("a row was written and the files went from under it", &e),
+                };
+                (written, Some((found, took)))
+            }
+        };
+        store.close();
+        answer
+    }
+
+    /// An empty transaction of a database that is not ours.
+    fn foreign(&self, proof: &Proof<'_>) -> (Found, Option<(Found, f64)>) {
+        let had_log = self.inspected.get(Member::Wal).is_some();
+        let done = attach::with_write_lock(self.family(), self.held(), had_log, proof.patience, |connection| {
+            let begun = Instant::now();
+            let found = match (Seen::by(connection), proof.other.read(&self.family().main())) {
+                (Ok(mine), Ok(theirs)) if mine == theirs => {
+                    Found::new(Outcome::Ok, "another process reads the same through the path while this one may write")
+                }
+                (Ok(mine), Ok(theirs)) => {
+                    Found::new(Outcome::Fail, "another process reads something else through the path")
+                        .detail(format!("this one reads {mine:?}, the other {theirs:?}"))
+                        .hint("Run `statehouse holders`: the path leads to other files than those that are in use.")
+                }
+                (Err(e), _) => Found::new(Outcome::Fail, "it cannot be read").detail(e.to_string()),
+                (_, Err(e)) => Found::new(Outcome::Fail, "another process cannot read through the path").detail(e),
+            };
+            (found, begun.elapsed().as_secs_f64() * 1000.0)
+        });
+        match done {
+            Ok(read) => {
+                (Found::new(Outcome::Ok, "the write lock was taken and given back; nothing was written"), Some(read))
+            }
+            Err(e) => (Found::error("the write lock cannot be taken", &e), None),
+        }
+    }
+
+    fn integrity(&self, proof: &Proof<'_>) -> Found {
+        if let Some(danger) = self.danger() {
+            return danger;
+        }
+        // The files may have changed since the first look: a write made the log.
+        let inspected = match secure::inspect(self.family(), Purpose::Look) {
+            Ok(inspected) => inspected,
+            Err(e) => return Found::error("its files cannot be looked at", &e),
+        };
+        let checked = attach::read(&inspected, self.held(), proof.scratch, proof.patience).and_then(|attached| {
+            let mut statement = attached.prepare("PRAGMA quick_check(20)")?;
+            let lines = statement.query_map([], |r| r.get::<_, String>(0))?;
+            Ok(lines.collect::<rusqlite::Result<Vec<String>>>()?)
+        });
+        match checked {
+            Ok(lines) if lines == ["ok"] => Found::new(Outcome::Ok, "the structure is sound"),
+            Ok(lines) => Found::new(Outcome::Fail, "the structure is damaged")
+                .detail(lines.join("; "))
+                .hint("Do not delete any file of the database; copy the whole family first."),
+            Err(e) => Found::error("the structure cannot be checked", &e),
+        }
+    }
+}
+
+fn failed(summary: &str, e: &statehouse_sessions::Error) -> Found {
+    Found::new(Outcome::Fail, summary).detail(e.to_string()).hint(e.hint())
+}
+
+/// A process as a person would name it.
+fn name(h: &Holder) -> String {
+    let program = h.role.as_deref().or_else(|| h.command.first().map(String::as_str)).unwrap_or("unknown program");
+    match h.pid {
+        Some(pid) => format!("PID {pid} ({program})"),
+        None => "a process that cannot be seen".to_owned(),
+    }
+}

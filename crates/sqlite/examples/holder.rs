@@ -1,0 +1,293 @@
+//! A program that uses plain `rusqlite` beside the lock core, or a whole `Database`, told what to do line by line on
+//! standard input.
+//!
+//! It shows what `protect()` is for: try `protect`, `connect a rw /tmp/x.db`, `sql a ...`, then `stray /tmp/x.db`, and look
+//! at `/proc/locks`. `open PATH` and `put KEY` show the other door: what `put` has answered is kept. The crate's own tests
+//! drive it as a second process that does everything a program should not do.
+//! Each order is answered by one line, `ok ...` or `error ...`.
+#![expect(
+    unsafe_code,
+    reason = "it forks, steals descriptors and loads a second SQLite, which only unsafe code can do"
+)]
+#![expect(
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "doing it by ordinary means is the point, and it is a tool at the end of a pipe"
+)]
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::io::{BufRead, Write};
+use std::path::Path;
+
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OpenFlags};
+use statehouse_sqlite::turnstile::Turnstile;
+use statehouse_sqlite::{Database, Event, Failure, Options, Schema, Status, locks};
+
+type Answer = Result<String, String>;
+
+fn main() {
+    let mut connections = HashMap::new();
+    let mut database = None;
+    for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+        let (verb, rest) = line.split_once(' ').unwrap_or((&line, ""));
+        let answer = match verb {
+            "open" => open(rest).map(|opened| {
+                database = Some(opened);
+                String::new()
+            }),
+            "put" | "count" | "leave" | "tight" => match &database {
+                Some(open) => with_database(open, verb, rest),
+                None => Err("no database is open".into()),
+            },
+            _ => order(&mut connections, &line),
+        };
+        match answer {
+            Ok(text) => println!("ok {text}"),
+            Err(text) => println!("error {}", text.replace('\n', " ")),
+        }
+        std::io::stdout().flush().expect("somebody listens");
+    }
+}
+
+fn order(connections: &mut HashMap<String, Connection>, line: &str) -> Answer {
+    let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
+    let (first, second) = rest.split_once(' ').unwrap_or((rest, ""));
+    match verb {
+        // From now on no lock of SQLite's can be dropped by accident.
+        "protect" => statehouse_sqlite::protect().map(|()| String::new()).map_err(|e| e.to_string()),
+        // connect NAME MODE PATH
+        "connect" => {
+            let (mode, path) = second.split_once(' ').ok_or("connect NAME rw|ro PATH")?;
+            let access = if mode == "ro" {
+                OpenFlags::SQLITE_OPEN_READ_ONLY
+            } else {
+                OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE
+            };
+            let connection = Connection::open_with_flags(path, access).map_err(text)?;
+            connection.busy_timeout(std::time::Duration::ZERO).map_err(text)?;
+            connections.insert(first.to_owned(), connection);
+            Ok(String::new())
+        }
+        "sql" => sql(connections.get(first).ok_or("no such connection")?, second),
+        "close" => {
+            connections.remove(first).ok_or("no such connection")?.close().map_err(|(_, e)| text(e))?;
+            Ok(String::new())
+        }
+        // Opens and closes a file by ordinary means: this drops every POSIX lock that the process has on it.
+        "stray" => std::fs::File::open(rest).map(|_| String::new()).map_err(|e| e.to_string()),
+        "dup" => {
+            // SAFETY: duplicating and closing a number that the order names touches no memory.
+            let copy = unsafe { libc::dup(rest.parse().map_err(|_| "not a number")?) };
+            // SAFETY: as above; the copy is this process's own.
+            unsafe { libc::close(copy) };
+            Ok(String::new())
+        }
+        "counts" => {
+            let (owners, descriptors) = locks::counts();
+            Ok(format!("{owners} {descriptors}"))
+        }
+        "owner" => Ok(owner(rest)?.to_string()),
+        // Frees the owner's number and lets another file have it, as something that closes all descriptors would.
+        "steal" => {
+            let number = owner(first)?;
+            let other = CString::new(second).map_err(|e| e.to_string())?;
+            // SAFETY: the path is a C string, and dup2 onto the owner's number closes what was there, which is the point.
+            let taken = unsafe { libc::dup2(libc::open(other.as_ptr(), libc::O_RDWR), number) };
+            if taken == number { Ok(String::new()) } else { Err(std::io::Error::last_os_error().to_string()) }
+        }
+        // fork VERB ...: the child carries out the order with everything that it inherited, and exits without cleaning up.
+        "fork" => fork(connections, rest),
+        "second" => second_library(first, second),
+        "turns" => turns(rest),
+        _ => Err(format!("unknown order {verb}")),
+    }
+}
+
+/// One table of keys, each written once.
+struct Keys;
+
+impl Schema for Keys {
+    fn current(&self, connection: &Connection) -> statehouse_sqlite::Result<bool> {
+        Ok(connection.table_exists(None, "k")?)
+    }
+
+    fn migrate(&self, transaction: &Connection) -> Result<(), Failure> {
+        Ok(transaction
+            .execute_batch("CREATE TABLE k(n INTEGER PRIMARY KEY, key TEXT UNIQUE NOT NULL, role TEXT) STRICT")?)
+    }
+
+    fn merge(&self, transaction: &Connection, retired: &Connection) -> Result<u64, Failure> {
+        let mut read = retired.prepare("SELECT key, role FROM k ORDER BY n")?;
+        let mut rows = read.query([])?;
+        let mut taken = 0;
+        while let Some(row) = rows.next()? {
+            let (key, role): (String, String) = (row.get(0)?, row.get(1)?);
+            taken += transaction.execute("INSERT OR IGNORE INTO k(key, role) VALUES(?1, ?2)", (key, role))? as u64;
+        }
+        Ok(taken)
+    }
+}
+
+fn open(path: &str) -> Result<Database, String> {
+    let role = format!("holder-{}", std::process::id());
+    let observer = |event: &Event| eprintln!("{event:?}");
+    let options = Options {
+        role,
+        create: true,
+        schema: Some(std::sync::Arc::new(Keys)),
+        observer: Some(std::sync::Arc::new(observer)),
+        ..Options::default()
+    };
+    Database::open(Path::new(path), options).map_err(|e| format!("{} {e}", e.code()))
+}
+
+fn with_database(database: &Database, verb: &str, rest: &str) -> Answer {
+    let fail = |e: statehouse_sqlite::Error| format!("{} {e}", e.code());
+    match verb {
+        "put" => put(database, rest.to_owned()).map(|_| String::new()).map_err(fail),
+        "count" => {
+            let count: i64 =
+                database.read(|c| Ok(c.query_row("SELECT count(*) FROM k", [], |r| r.get(0))?)).map_err(fail)?;
+            Ok(count.to_string())
+        }
+        "leave" => {
+            database.close();
+            Ok(String::new())
+        }
+        // tight SECONDS FILE: one row after the other without a pause; FILE gets when each was asked for and done, and its
+        // place in the order of commits.
+        _ => {
+            let (seconds, file) = rest.split_once(' ').ok_or("tight SECONDS FILE")?;
+            let end = now() + seconds.parse::<u64>().map_err(|_| "not a number")? * 1_000_000_000;
+            let mut log = String::new();
+            let mut n = 0;
+            while now() < end {
+                let asked = now();
+                let place = put(database, format!("{}-{n}", std::process::id())).map_err(fail)?;
+                log.push_str(&format!("{asked} {} {place}\n", now()));
+                n += 1;
+            }
+            std::fs::write(file, log).map_err(|e| e.to_string())?;
+            Ok(n.to_string())
+        }
+    }
+}
+
+fn put(database: &Database, key: String) -> statehouse_sqlite::Result<i64> {
+    let role = std::process::id().to_string();
+    database.write(move |c| {
+        c.prepare_cached("INSERT OR IGNORE INTO k(key, role) VALUES(?1, ?2)")?.execute((&key, &role))?;
+        Ok(c.last_insert_rowid())
+    })
+}
+
+/// turns SECONDS DIRECTORY FILE: takes one turn after the other at the turnstile, each as long as a short commit; FILE gets
+/// when each was asked for and when it came, twice.
+fn turns(rest: &str) -> Answer {
+    let mut words = rest.splitn(3, ' ');
+    let (Some(seconds), Some(directory), Some(file)) = (words.next(), words.next(), words.next()) else {
+        return Err("turns SECONDS DIRECTORY FILE".into());
+    };
+    let turnstile = Turnstile::open(Path::new(directory)).map_err(|e| e.to_string())?;
+    let end = now() + seconds.parse::<u64>().map_err(|_| "not a number")? * 1_000_000_000;
+    let mut log = String::new();
+    let mut count = 0;
+    while now() < end {
+        let asked = now();
+        let turn = turnstile.enter().map_err(|e| e.to_string())?;
+        let came = now();
+        while now() < came + 100_000 {
+            std::hint::spin_loop();
+        }
+        drop(turn);
+        log.push_str(&format!("{asked} {came} {came}\n"));
+        count += 1;
+    }
+    std::fs::write(file, log).map_err(|e| e.to_string())?;
+    Ok(count.to_string())
+}
+
+/// Nanoseconds of a clock that all processes of the machine share.
+fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid place for the answer.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+fn text(e: rusqlite::Error) -> String {
+    e.to_string()
+}
+
+fn sql(connection: &Connection, sql: &str) -> Answer {
+    let mut statement = connection.prepare(sql).map_err(text)?;
+    let mut rows = statement.query([]).map_err(text)?;
+    let mut first = None;
+    while let Some(row) = rows.next().map_err(text)? {
+        first.get_or_insert_with(|| match row.get_ref(0) {
+            Ok(ValueRef::Text(t)) => String::from_utf8_lossy(t).into_owned(),
+            Ok(ValueRef::Integer(i)) => i.to_string(),
+            other => format!("{other:?}"),
+        });
+    }
+    Ok(first.unwrap_or_default())
+}
+
+fn owner(path: &str) -> Result<i32, String> {
+    let status = Status::of(Path::new(path)).map_err(|e| e.to_string())?.ok_or("no such file")?;
+    Ok(locks::owned(status.identity).ok_or("no owner")?.owner)
+}
+
+fn fork(connections: &mut HashMap<String, Connection>, line: &str) -> Answer {
+    std::io::stdout().flush().map_err(|e| e.to_string())?;
+    // SAFETY: the process has one thread, so the child may go on as the parent would.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let code = match order(connections, line) {
+            Ok(text) => {
+                println!("child ok {text}");
+                0
+            }
+            Err(text) => {
+                println!("child error {text}");
+                1
+            }
+        };
+        std::io::stdout().flush().expect("somebody listens");
+        // SAFETY: ends the child at once, without running what the parent registered.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is a valid place for an int, and the pid is that of the child.
+    unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    Ok(format!("{}", libc::WEXITSTATUS(status)))
+}
+
+/// Opens, runs and closes with the system's own SQLite, which knows nothing of the lock core in this process.
+fn second_library(path: &str, sql: &str) -> Answer {
+    type OpenFn = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int;
+    type ExecFn =
+        unsafe extern "C" fn(*mut c_void, *const c_char, *const c_void, *const c_void, *const c_void) -> c_int;
+    type CloseFn = unsafe extern "C" fn(*mut c_void) -> c_int;
+    let path = CString::new(path).map_err(|e| e.to_string())?;
+    let sql = CString::new(sql).map_err(|e| e.to_string())?;
+    // SAFETY: the library is SQLite's shared library and the three symbols have the documented signatures; the
+    // handle is used between open and close only; the strings outlive the calls.
+    unsafe {
+        let library = libc::dlopen(c"libsqlite3.so.0".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+        if library.is_null() {
+            return Err("no second library".into());
+        }
+        let open: OpenFn = std::mem::transmute(libc::dlsym(library, c"sqlite3_open".as_ptr()));
+        let exec: ExecFn = std::mem::transmute(libc::dlsym(library, c"sqlite3_exec".as_ptr()));
+        let close: CloseFn = std::mem::transmute(libc::dlsym(library, c"sqlite3_close".as_ptr()));
+        let mut handle = std::ptr::null_mut();
+        let opened = open(path.as_ptr(), &raw mut handle);
+        let ran = exec(handle, sql.as_ptr(), std::ptr::null(), std::ptr::null(), std::ptr::null());
+        let closed = close(handle);
+        Ok(format!("{opened} {ran} {closed}"))
+    }
+}

@@ -1,0 +1,262 @@
+//! The command line, as clap sees it. One subcommand is one file under `commands/`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Keeps one SQLite database whole while many processes use it.
+///
+/// Start with `statehouse up`: it makes a home if there is none, starts the services and prints where to look.
+/// PATH is a database file or a home; without it the home's own store is meant.
+///
+/// Exit status: 0 done or healthy, 1 failed, 2 usage, 3 finding, 4 refused (nothing was done), 5 busy past patience.
+#[derive(Debug, Parser)]
+#[command(name = "statehouse", version, propagate_version = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What every command takes, anywhere on the line.
+#[derive(Debug, Args)]
+pub(crate) struct Common {
+    /// The home [default: $STATEHOUSE_HOME, else ~/.statehouse]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) home: Option<PathBuf>,
+    /// A named profile: the home below HOME/profiles/NAME
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) profile: Option<String>,
+    /// Answer with JSON on stdout, errors too
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// How long to wait for a lock before exiting with status 5
+    #[arg(long, global = true, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub(crate) patience: Duration,
+    /// Set by a supervisor: end when that process is no longer the parent
+    #[arg(long, global = true, hide = true, value_name = "PID")]
+    pub(crate) supervised_by: Option<u32>,
+}
+
+/// A number of seconds, fractions allowed.
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
+    let number: f64 = text.parse().map_err(|_| "give a number of seconds, for example 10 or 0.5".to_string())?;
+    if number > 1e9 {
+        return Err("that is longer than thirty years".into());
+    }
+    Duration::try_from_secs_f64(number).map_err(|_| "give a number of seconds that is not negative".to_string())
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Start all services, each as its own process, and keep them running
+    Up(Up),
+    /// Run the gateway alone: it takes messages and answers them
+    Gateway(Port),
+    /// Run the dashboard alone: it shows and searches the conversations
+    Dashboard(Port),
+    /// Run the scheduler alone: it starts a worker for each job that is due
+    Scheduler,
+    /// Hold a database's two locks, so that no visitor's close can remove its log
+    Anchor(Target),
+    /// Work of the scheduler, one process a job
+    Worker {
+        #[command(subcommand)]
+        command: Worker,
+    },
+    /// Conversations: list, show, search, rename, end, import
+    Sessions {
+        #[command(subcommand)]
+        command: Sessions,
+    },
+    /// Which processes use a database, and whether they still hold their locks
+    Holders(Holders),
+    /// What a database is and how it stands
+    Status(Target),
+    /// Prove that a database is healthy
+    Verify(Verify),
+    /// What the services' own readiness checks run in a process apart
+    #[command(hide = true)]
+    Probe {
+        #[command(subcommand)]
+        command: Probe,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Target {
+    /// A database file or a home [default: the home's store]
+    #[arg(value_name = "PATH")]
+    pub(crate) path: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Up {
+    /// Port of the gateway, 0 for any free one [default: 7420, or what config.toml says]
+    #[arg(long, value_name = "N")]
+    pub(crate) gateway_port: Option<u16>,
+    /// Port of the dashboard, 0 for any free one [default: 7421, or what config.toml says]
+    #[arg(long, value_name = "N")]
+    pub(crate) dashboard_port: Option<u16>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Port {
+    /// The port on the loopback interface, 0 for any free one [default: what config.toml says]
+    #[arg(long, value_name = "N")]
+    pub(crate) port: Option<u16>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Worker {
+    /// Do the work of one job: open the store, work, close, exit
+    Run {
+        /// Name or id of the job
+        job: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Sessions {
+    /// List conversations, newest first
+    List {
+        /// Also those that are archived or hidden
+        #[arg(long)]
+        all: bool,
+        /// At most so many
+        #[arg(long, value_name = "N")]
+        limit: Option<u64>,
+        /// Only those of this source
+        #[arg(long, value_name = "SOURCE")]
+        source: Option<String>,
+    },
+    /// Show one conversation with its messages
+    Show {
+        /// Its id here, or the id that it had where it was imported from
+        id: String,
+        /// At most so many messages: the last ones, or the first ones with --after
+        #[arg(long, value_name = "N")]
+        limit: Option<u64>,
+        /// Only messages before this one
+        #[arg(long, value_name = "MESSAGE")]
+        before: Option<String>,
+        /// Only messages after this one
+        #[arg(long, value_name = "MESSAGE")]
+        after: Option<String>,
+    },
+    /// Find messages that contain all the words
+    Search {
+        /// The words
+        #[arg(required = true)]
+        query: Vec<String>,
+        /// At most so many finds
+        #[arg(long, value_name = "N", default_value_t = 20)]
+        limit: u64,
+        /// The order of the finds
+        #[arg(long, value_enum, default_value_t = Sort::Rank)]
+        sort: Sort,
+        /// Only conversations of this source
+        #[arg(long, value_name = "SOURCE")]
+        source: Option<String>,
+    },
+    /// Give a conversation another title; no title takes it away
+    Rename {
+        /// Its id
+        id: String,
+        /// The title
+        title: Option<String>,
+    },
+    /// End a conversation
+    End {
+        /// Its id
+        id: String,
+        /// Why
+        #[arg(long, default_value = "ended_by_user")]
+        reason: String,
+    },
+    /// Take over conversations from another program
+    Import {
+        #[command(subcommand)]
+        from: Import,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Sort {
+    /// Best first
+    Rank,
+    /// Newest first
+    Newest,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Import {
+    /// From Hermes Agent; its store is read and never changed
+    Hermes {
+        /// A Hermes home or its state.db
+        path: PathBuf,
+        /// Only say what would be taken over
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Holders {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Exit 0 only if nobody uses the database, 3 if somebody does
+    #[arg(long)]
+    pub(crate) expect_quiet: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Verify {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Prove that a write works too: a canary row, or for a foreign database a transaction that is rolled back
+    #[arg(long)]
+    pub(crate) write: bool,
+    /// Keep trying for so long until a write works (implies --write)
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) wait_for_write: Option<Duration>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Probe {
+    /// Print the newest canary row of a role as this process sees it through the path
+    Canary {
+        /// The role
+        role: String,
+        /// A database file or a home [default: the home's store]
+        #[arg(value_name = "PATH")]
+        path: Option<PathBuf>,
+    },
+    /// Print what this process reads of any database
+    Read {
+        /// A database file or a home
+        #[arg(value_name = "PATH")]
+        path: PathBuf,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_tree_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn seconds_may_be_fractions_and_never_negative() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for bad in ["-1", "x", "", "NaN", "inf", "1e300"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! `statehouse sessions import ...`: takes over conversations; the source is never changed.
+
+use std::io::IsTerminal as _;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use statehouse_sessions::{Error, ImportOptions, ImportReport, Store as _};
+
+use super::Context;
+use crate::args::Import;
+use crate::exit;
+use crate::failure::{Failure, Result};
+use crate::store::{self, Opening};
+
+const ROLE: &str = "import";
+
+pub(crate) fn run(context: &Context, from: &Import) -> Result {
+    let Import::Hermes { path, dry_run } = from;
+    source_exists(path)?;
+    let report = if *dry_run && !context.home.check()? {
+        let nowhere = Nowhere::new()?;
+        import(context, &nowhere.directory.join(crate::home::STORE), path, true)?
+    } else {
+        let created = context.home.create()?;
+        match import(context, &context.home.store(), path, *dry_run) {
+            Ok(report) => report,
+            Err(failure) => {
+                created.undo();
+                return Err(failure);
+            }
+        }
+    };
+    context.output.answer(&report, |r| {
+        let would = if *dry_run { "would take over" } else { "took over" };
+        format!(
+            "{would} {} conversations with {} messages; {} rows were there already, {} cannot be taken over",
+            r.sessions, r.messages, r.already_present, r.skipped
+        )
+    });
+    Ok(exit::OK)
+}
+
+/// A mistyped path must not make a home.
+fn source_exists(path: &Path) -> Result<()> {
+    let main = if path.is_dir() { path.join("state.db") } else { path.to_owned() };
+    match std::fs::metadata(&main) {
+        Ok(_) => Ok(()),
+        Err(e) => Err(Failure::from(Error::Source { path: main, detail: e.to_string() })),
+    }
+}
+
+fn import(context: &Context, database: &Path, source: &Path, dry_run: bool) -> Result<ImportReport> {
+    let opening = Opening { role: ROLE, create: true, patience: context.patience };
+    let store = store::open_sqlite(database, &opening)?;
+    let bar = progress_bar();
+    let report = store.import_hermes(source, ImportOptions { dry_run }, &mut |progress| {
+        bar.set_length(progress.total);
+        bar.set_position(progress.done);
+    });
+    bar.finish_and_clear();
+    store.close();
+    Ok(report?)
+}
+
+/// Shown to a person who waits, and to nobody else.
+fn progress_bar() -> ProgressBar {
+    let target =
+        if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(None, target);
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} messages, {eta} left") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// An empty store for a dry run of somebody who has none yet: it says what would be taken over, and goes.
+struct Nowhere {
+    directory: PathBuf,
+}
+
+impl Nowhere {
+    fn new() -> Result<Nowhere> {
+        let random = getrandom::u64().unwrap_or_default();
+        let directory = std::env::temp_dir().join(format!("statehouse-dry-run-{}-{random:016x}", std::process::id()));
+        // Fails if the name is taken: in a directory that everybody may write to, somebody else's is not used.
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&directory)
+            .map_err(|e| Failure::io("create", &directory, e))?;
+        Ok(Nowhere { directory })
+    }
+}
+
+impl Drop for Nowhere {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}

@@ -1,0 +1,47 @@
+//! The commands, one file a group. Each parses nothing and prints only through [`Output`].
+
+pub(crate) mod anchor;
+mod dashboard;
+mod gateway;
+mod holders;
+mod import;
+pub(crate) mod probe;
+mod scheduler;
+mod service;
+mod sessions;
+mod status;
+mod up;
+mod verify;
+mod worker;
+
+use std::time::Duration;
+
+use crate::args::{Cli, Command};
+use crate::failure::Result;
+use crate::home::Home;
+use crate::output::Output;
+
+/// What every command is given.
+pub(crate) struct Context {
+    pub(crate) output: Output,
+    pub(crate) home: Home,
+    pub(crate) patience: Duration,
+}
+
+pub(crate) fn run(cli: Cli, output: Output) -> Result {
+    let home = Home::named(cli.common.home.as_deref(), cli.common.profile.as_deref())?;
+    let context = Context { output, home, patience: cli.common.patience };
+    match cli.command {
+        Command::Up(up) => up::run(&context, &up),
+        Command::Gateway(port) => gateway::run(&context, &port),
+        Command::Dashboard(port) => dashboard::run(&context, &port),
+        Command::Scheduler => scheduler::run(&context),
+        Command::Anchor(target) => anchor::run(&context, &target),
+        Command::Worker { command } => worker::run(&context, &command),
+        Command::Sessions { command } => sessions::run(&context, command),
+        Command::Holders(holders) => holders::run(&context, &holders),
+        Command::Status(target) => status::run(&context, &target),
+        Command::Verify(verify) => verify::run(&context, &verify),
+        Command::Probe { command } => probe::run(&context, &command),
+    }
+}

@@ -1,0 +1,52 @@
+//! `statehouse status [PATH]`: what a database is and how it stands, without opening it.
+
+use statehouse_ops::StatusDocument;
+use statehouse_sessions::sqlite::APPLICATION_ID;
+
+use super::Context;
+use crate::args::Target;
+use crate::exit;
+use crate::failure::Result;
+use crate::home::Place;
+use crate::store;
+use crate::text::{bytes, escape_line};
+
+pub(crate) fn run(context: &Context, target: &Target) -> Result {
+    let place = Place::of(target.path.as_deref(), &context.home);
+    store::must_exist(&place.database)?;
+    let document = statehouse_ops::status(&place.database, APPLICATION_ID)?;
+    context.output.answer(&document, text);
+    Ok(exit::OK)
+}
+
+fn text(d: &StatusDocument) -> String {
+    let yes = |b: bool| if b { "works" } else { "does not work" };
+    let members = match d.members.len() {
+        0 => "no process of Statehouse has it open".to_owned(),
+        _ => d.members.iter().map(|m| format!("{} (PID {})", m.role, m.process.pid)).collect::<Vec<_>>().join(", "),
+    };
+    let rows = [
+        ("database", d.path.to_string_lossy().into_owned()),
+        ("kind", d.kind.to_owned()),
+        ("size", bytes(d.size)),
+        ("log", bytes(d.wal_size)),
+        ("journal mode", d.journal_mode.unwrap_or("unknown").to_owned()),
+        ("schema version", d.schema_version.map_or_else(|| "unknown".to_owned(), |v| v.to_string())),
+        (
+            "SQLite",
+            match &d.sqlite.last_writer {
+                Some(v) => format!("{}, last written by {v}", d.sqlite.library),
+                None => d.sqlite.library.to_owned(),
+            },
+        ),
+        ("file system", format!("{} (WAL mode {} here)", d.filesystem.kind, yes(d.filesystem.wal_ok))),
+        ("members", members),
+        ("last snapshot", d.last_snapshot.clone().unwrap_or_else(|| "none".to_owned())),
+        ("open incidents", d.incidents_open.to_string()),
+    ];
+    let mut out: String = rows.iter().map(|(name, value)| format!("{name:<15}  {}\n", escape_line(value))).collect();
+    if d.heals_from_log {
+        out.push_str("note: the first page of the main file is damaged; a good one is in the log, and the next checkpoint heals it\n");
+    }
+    out
+}

@@ -1,0 +1,175 @@
+//! `config.toml`: few keys, each with a default, and none ignored.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+
+use crate::exit;
+use crate::failure::{Failure, Result, code};
+
+/// What a home's configuration says.
+#[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Config {
+    pub(crate) gateway: Gateway,
+    pub(crate) dashboard: Dashboard,
+    pub(crate) scheduler: Scheduler,
+}
+
+#[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Gateway {
+    /// The port on the loopback interface.
+    pub(crate) port: u16,
+}
+
+#[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Dashboard {
+    /// The port on the loopback interface.
+    pub(crate) port: u16,
+}
+
+#[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Scheduler {
+    /// How many workers may run at once.
+    pub(crate) workers: u8,
+    /// The time between two runs of the housekeeping job.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) housekeeping_every: Duration,
+}
+
+impl Default for Gateway {
+    fn default() -> Gateway {
+        Gateway { port: 7420 }
+    }
+}
+
+impl Default for Dashboard {
+    fn default() -> Dashboard {
+        Dashboard { port: 7421 }
+    }
+}
+
+impl Default for Scheduler {
+    fn default() -> Scheduler {
+        Scheduler { workers: 2, housekeeping_every: Duration::from_secs(3600) }
+    }
+}
+
+impl Config {
+    /// What `up` writes where there is no configuration: every key with its default, commented out.
+    pub(crate) const TEMPLATE: &str = "\
+# Statehouse. Every key stands here with its default; take the '#' away to change one.
+# The services read this file when they start. An unknown key is an error.
+
+[gateway]
+# The port on the loopback interface where messages come in; 0 takes any free one.
+#port = 7420
+
+[dashboard]
+# The port on the loopback interface where the page is; 0 takes any free one.
+#port = 7421
+
+[scheduler]
+# How many workers may run at once.
+#workers = 2
+# How often leases that are over are trimmed and the planner's statistics refreshed: \"90s\", \"30m\", \"1h\", \"1d\".
+#housekeeping_every = \"1h\"
+";
+
+    /// Reads the text of a configuration; `path` names it in errors.
+    ///
+    /// # Errors
+    /// What is wrong, with its place in the file.
+    pub(crate) fn parse(text: &str, path: &Path) -> Result<Config> {
+        let bad = |detail: String| {
+            Failure::new(exit::USAGE, code::BAD_CONFIG, format!("{} cannot be understood", path.display()))
+                .detail(detail)
+                .hint("Correct that line, or move the file away: `statehouse up` writes a new one.")
+        };
+        let config: Config = toml::from_str(text).map_err(|e| bad(e.to_string().trim_end().to_owned()))?;
+        if config.scheduler.workers == 0 {
+            return Err(bad("scheduler.workers must be at least 1".into()));
+        }
+        Ok(config)
+    }
+}
+
+fn duration<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Duration, D::Error> {
+    let text = String::deserialize(from)?;
+    parse_duration(&text).ok_or_else(|| {
+        serde::de::Error::custom(format!(
+            "{text:?} is not a time of at least one second such as \"90s\", \"30m\", \"1h\""
+        ))
+    })
+}
+
+/// A whole number with a unit (`s`, `m`, `h`, `d`), at least a second and at most a year.
+fn parse_duration(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let factor = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86400,
+        _ => return None,
+    };
+    let number = number.trim_end();
+    if !number.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let seconds = number.parse::<u64>().ok()?.checked_mul(factor)?;
+    (1..=366 * 86400).contains(&seconds).then(|| Duration::from_secs(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test")]
+
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config> {
+        Config::parse(text, Path::new("/h/config.toml"))
+    }
+
+    #[test]
+    fn the_template_says_the_defaults() {
+        assert_eq!(parse(Config::TEMPLATE).unwrap(), Config::default());
+        let all: String = Config::TEMPLATE
+            .lines()
+            .map(|l| l.strip_prefix('#').filter(|l| !l.starts_with(' ')).unwrap_or(l))
+            .fold(String::new(), |a, l| a + l + "\n");
+        assert!(all.contains("\nport = 7420\n"), "{all}");
+        assert_eq!(parse(&all).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn what_is_unknown_or_wrong_is_named() {
+        for (text, named) in [
+            ("[gateway]\nprot = 1\n", "prot"),
+            ("[gatway]\n", "gatway"),
+            ("[gateway]\nport = 70000\n", "port"),
+            ("[gateway]\nport = \"x\"\n", "port"),
+            ("[scheduler]\nhousekeeping_every = \"fast\"\n", "fast"),
+            ("[scheduler]\nhousekeeping_every = \"0s\"\n", "0s"),
+            ("[scheduler]\nworkers = 0\n", "workers"),
+            ("[gateway\n", "gateway"),
+        ] {
+            let failure = parse(text).unwrap_err();
+            assert_eq!((failure.exit, &*failure.code), (exit::USAGE, "bad_config"));
+            assert!(failure.detail.contains(named), "{text:?}: {}", failure.detail);
+        }
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(parse_duration("1s"), Some(Duration::from_secs(1)));
+        assert_eq!(parse_duration("90 m"), Some(Duration::from_secs(5400)));
+        for bad in ["", "s", "1", "-1s", "1.5h", "999999999999d", "1é", "+1s"] {
+            assert_eq!(parse_duration(bad), None, "{bad}");
+        }
+    }
+}

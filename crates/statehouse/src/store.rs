@@ -1,0 +1,51 @@
+//! Opening the home's store, for every command that needs our schema.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use statehouse_sessions::{OpenMode, SqliteStore, Store};
+use statehouse_sqlite::{Error, Reason};
+
+use crate::failure::{Failure, Result};
+
+/// How to open.
+pub(crate) struct Opening<'a> {
+    /// What this process is, as `holders` shows it.
+    pub(crate) role: &'a str,
+    /// Make the store if there is none.
+    pub(crate) create: bool,
+    /// How long a write waits for its turn.
+    pub(crate) patience: Duration,
+}
+
+/// Opens the store at `path`.
+///
+/// # Errors
+/// `no_store` where there is none and none is to be made; a refusal; or what the database answered.
+pub(crate) fn open(path: &Path, opening: &Opening<'_>) -> Result<Arc<dyn Store>> {
+    Ok(Arc::new(open_sqlite(path, opening)?))
+}
+
+/// As [`open`], for what needs the engine itself.
+pub(crate) fn open_sqlite(path: &Path, opening: &Opening<'_>) -> Result<SqliteStore> {
+    if !opening.create {
+        must_exist(path)?;
+    }
+    let mode = OpenMode { create: opening.create, patience: opening.patience, ..OpenMode::existing() };
+    Ok(SqliteStore::open(path, opening.role, mode)?)
+}
+
+/// A missing home and a missing store are the same to who asks for either: there is no store. A store whose main file
+/// alone is gone is another matter, which the database layer tells.
+///
+/// # Errors
+/// `no_store`.
+pub(crate) fn must_exist(path: &Path) -> Result<()> {
+    match path.parent().map(std::fs::metadata) {
+        Some(Err(e)) if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
+            Err(Failure::from(Error::refused(Reason::NoStore, path, format!("the directory cannot be used: {e}"))))
+        }
+        _ => Ok(()),
+    }
+}
