@@ -407,7 +407,10 @@ fn a_holder_outside_the_pid_namespace_shows_by_its_locks() {
     assert_eq!(held["verdict"], "held", "{held:#}");
     assert_eq!(held["holders"][0]["pid"], serde_json::Value::Null);
     assert_eq!(held["holders"][0]["pid_namespace"], "other");
-    assert_eq!((&held["holders"][0]["locks"]["shared"], &held["holders"][0]["locks"]["dms"]), (&json!(true), &json!(true)));
+    assert_eq!(
+        (&held["holders"][0]["locks"]["shared"], &held["holders"][0]["locks"]["dms"]),
+        (&json!(true), &json!(true))
+    );
     holder.order(json!({ "close": true })).unwrap();
     let quiet = inside();
     assert_eq!(quiet["verdict"], "quiet", "{quiet:#}");

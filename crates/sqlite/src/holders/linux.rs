@@ -348,7 +348,9 @@ fn conclude(walker: &mut Walker, family: &Family, about: &About, picture: Pictur
                 holders.push(holder);
             }
             Some(_) => {}
-            None => limits.push("locks of hidden processes were not asked for, because that could drop this process's own".to_owned()),
+            None => limits.push(
+                "locks of hidden processes were not asked for, because that could drop this process's own".to_owned(),
+            ),
         }
         limits.push(
             "this is not the machine's own pid namespace: a process outside it is not listed, and shows only by a lock \
