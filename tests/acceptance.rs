@@ -69,7 +69,9 @@ impl Run {
             "worker",
         ]);
         if !protection.lock_core {
-            stray = stray.without_lock_core();
+            // Inside a transaction the write lock would be dropped with the others, and two writers at once destroy a
+            // database whatever holds the sidecars in place. The core has to stand that too; an anchor cannot.
+            stray = stray.without_lock_core().between_transactions();
         }
         let anchor = protection.anchor.then(|| Service::start(&home, "anchor", |_| {}));
         let residents = RESIDENTS
@@ -176,7 +178,7 @@ impl Run {
     fn assert_sabotaged(&self, protection: Protection) {
         for resident in &self.residents {
             let tally = self.stray.tally(resident.pid()).unwrap_or_else(|| panic!("{} was spared", resident.name));
-            assert!(tally.opened.iter().all(|n| *n > 20), "{}: {tally:?}", resident.name);
+            assert!(tally.opened.iter().all(|n| *n >= 10), "{}: {tally:?}", resident.name);
             assert_eq!(tally.translated > 0, !protection.lock_core, "{}: {tally:?}", resident.name);
         }
         let workers = self.stray.victims().len() - self.residents.len();

@@ -16,7 +16,7 @@ const SOURCE: &str = include_str!("../programs/stray.c");
 #[derive(Debug, Clone)]
 pub struct Stray {
     main: PathBuf,
-    sweep: bool,
+    between: bool,
     posix_locks: bool,
     roles: Vec<String>,
     tally: PathBuf,
@@ -29,7 +29,7 @@ impl Stray {
         fs::create_dir_all(tally).expect("the directory of the tallies");
         Stray {
             main: main.to_path_buf(),
-            sweep: true,
+            between: false,
             posix_locks: false,
             roles: Vec::new(),
             tally: tally.to_path_buf(),
@@ -40,6 +40,13 @@ impl Stray {
     #[must_use]
     pub fn without_lock_core(mut self) -> Stray {
         self.posix_locks = true;
+        self
+    }
+
+    /// Opens and closes the files only between two transactions of a process, never inside one.
+    #[must_use]
+    pub fn between_transactions(mut self) -> Stray {
+        self.between = true;
         self
     }
 
@@ -58,8 +65,9 @@ impl Stray {
             path
         };
         command.env("LD_PRELOAD", library()).env("STRAY_TALLY", &self.tally);
-        if self.sweep {
-            command.env("STRAY_MAIN", &self.main).env("STRAY_WAL", member("-wal")).env("STRAY_SHM", member("-shm"));
+        command.env("STRAY_MAIN", &self.main).env("STRAY_WAL", member("-wal")).env("STRAY_SHM", member("-shm"));
+        if self.between {
+            command.env("STRAY_BETWEEN", "1");
         }
         if self.posix_locks {
             command.env("STRAY_POSIX", "1");
