@@ -9,6 +9,7 @@
  *   STRAY_BETWEEN=1   open and close them only when the host has just ended a transaction and is in no other that
  *       writes. Inside one, the write lock itself would be dropped, and two writers at once destroy a
  *       database whatever else protects it.
+ *   STRAY_START=path   open and close nothing before this file exists, so that a whole house can be started first.
  *   STRAY_POSIX=1   open-file-description locks asked for through libc become plain POSIX locks, which is what a
  *       program without a lock core has. The core's code still runs, but it protects nothing.
  *   STRAY_ROLES=a:b  act only in processes that have one of these words as an argument (children inherit a preload).
@@ -41,6 +42,7 @@ struct tally {
 static struct tally nowhere;
 static struct tally *tally = &nowhere;
 static const char *files[3];
+static const char *volatile start;
 static int sweeping;   /* around every call */
 static int between;    /* only between two transactions */
 static int posix_locks;
@@ -49,6 +51,13 @@ static unsigned long reads;
 
 static void open_and_close(void) {
     int saved = errno;
+    if (start) {
+        if (syscall(SYS_faccessat, AT_FDCWD, start, F_OK) != 0) {
+            errno = saved;
+            return;
+        }
+        start = NULL;
+    }
     for (int i = 0; i < 3; i++) {
         if (!files[i]) continue;
         long fd = syscall(SYS_openat, AT_FDCWD, files[i], O_RDONLY | O_CLOEXEC);
@@ -100,6 +109,7 @@ __attribute__((constructor)) static void enter(int argc, char **argv, char **env
     files[0] = getenv("STRAY_MAIN");
     files[1] = getenv("STRAY_WAL");
     files[2] = getenv("STRAY_SHM");
+    start = getenv("STRAY_START");
     const char *posix = getenv("STRAY_POSIX");
     posix_locks = posix && posix[0] == '1';
     const char *gaps = getenv("STRAY_BETWEEN");

@@ -17,6 +17,7 @@ const SOURCE: &str = include_str!("../programs/stray.c");
 pub struct Stray {
     main: PathBuf,
     between: bool,
+    held_back: bool,
     posix_locks: bool,
     roles: Vec<String>,
     tally: PathBuf,
@@ -29,7 +30,7 @@ impl Stray {
         fs::create_dir_all(tally).expect("the directory of the tallies");
         Stray {
             main: main.to_path_buf(),
-            between: false,
+            between: false, held_back: false,
             posix_locks: false,
             roles: Vec::new(),
             tally: tally.to_path_buf(),
@@ -50,6 +51,22 @@ impl Stray {
         self
     }
 
+    /// Opens and closes nothing until [`Stray::begin`].
+    #[must_use]
+    pub fn held_back(mut self) -> Stray {
+        self.held_back = true;
+        self
+    }
+
+    /// Lets go of what was held back.
+    pub fn begin(&self) {
+        fs::write(self.start(), "").expect("the mark of the start");
+    }
+
+    fn start(&self) -> PathBuf {
+        self.tally.join("start")
+    }
+
     /// Acts only in processes that have one of these words as an argument.
     #[must_use]
     pub fn only_in(mut self, roles: &[&str]) -> Stray {
@@ -66,6 +83,9 @@ impl Stray {
         };
         command.env("LD_PRELOAD", library()).env("STRAY_TALLY", &self.tally);
         command.env("STRAY_MAIN", &self.main).env("STRAY_WAL", member("-wal")).env("STRAY_SHM", member("-shm"));
+        if self.held_back {
+            command.env("STRAY_START", self.start());
+        }
         if self.between {
             command.env("STRAY_BETWEEN", "1");
         }
