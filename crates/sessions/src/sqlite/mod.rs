@@ -129,6 +129,11 @@ impl SqliteStore {
     }
 }
 
+fn interval(seconds: u64) -> Result<i64> {
+    let every = i64::try_from(seconds).ok().filter(|s| *s > 0);
+    every.ok_or_else(|| Error::Invalid(format!("{seconds} seconds is no interval")))
+}
+
 fn known<T>(found: Option<T>, what: &'static str, id: impl ToString) -> Result<T> {
     found.ok_or_else(|| not_found(what, id))
 }
@@ -236,11 +241,15 @@ impl Store for SqliteStore {
 
     fn ensure_job(&self, name: &str, kind: JobKind, every_seconds: u64) -> Result<Job> {
         no_nul("the name", name)?;
-        let every = i64::try_from(every_seconds).ok().filter(|s| *s > 0);
-        let every = every.ok_or_else(|| Error::Invalid(format!("{every_seconds} seconds is no interval")))?;
+        let every = interval(every_seconds)?;
         let kind = serde_json::to_string(&kind).map_err(|e| Error::Invalid(e.to_string()))?;
         let (id, name, now) = (JobId::new(), name.to_owned(), Micros::now());
         self.write(move |c| jobs::ensure(c, id, &name, &kind, every, now))
+    }
+
+    fn set_interval(&self, job: JobId, every_seconds: u64) -> Result<Job> {
+        let (every, now) = (interval(every_seconds)?, Micros::now());
+        self.write(move |c| jobs::set_interval(c, job, every, now))
     }
 
     fn jobs(&self) -> Result<Vec<Job>> {
