@@ -200,15 +200,21 @@ fn hold_index(inspected: &Inspected) -> Result<Held> {
     };
     let begun = Instant::now();
     loop {
-        if ofd::try_lock(&index.file, Kind::Write, DMS).map_err(io)? {
-            // Nobody vouches for the index. Nobody can begin to while this lock stands.
-            if holders::mapping_index(family)?.is_empty() {
+        // Looking at every process takes milliseconds, and openers are turned away while the byte is held exclusively, so
+        // the look comes first. Whoever maps the index after it must have taken the byte, which the next line sees.
+        let free = ofd::conflict(&index.file, Kind::Write, DMS).map_err(io)?.is_none();
+        let mapped = free && !holders::mapping_index(family)?.is_empty();
+        if free && ofd::try_lock(&index.file, Kind::Write, DMS).map_err(io)? {
+            if !mapped {
                 rustix::fs::ftruncate(&index.file, 3).map_err(|e| io(e.into()))?;
             }
             if !ofd::try_lock(&index.file, Kind::Read, DMS).map_err(io)? {
                 return Err(changed(family, Member::Shm));
             }
             break;
+        }
+        if free {
+            continue;
         }
         // Somebody shares it, so the index is alive. If all of them end at this moment it is no worse: an index that was
         // in use while the machine was up never lags behind an acknowledged commit.

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags};
+
 use super::walk::{Facts, FileId, Seen, Target, Walker};
 use super::{Evidence, FileLock, HeldFile, HeldLocks, Holder, Namespace, Report, Standing, Verdict, Via, judge};
 use crate::error::Result;
 use crate::family::{Family, Member, Status};
 use crate::holders::text::Lock;
 use crate::members::{self, Record};
-use crate::ofd::{DMS, RESERVED, Range, SHARED, WAL_CHECKPOINT, WAL_READ0, WAL_WRITE};
+use crate::ofd::{self, DMS, RESERVED, Range, SHARED, WAL_CHECKPOINT, WAL_READ0, WAL_WRITE};
 use crate::process::{self, Powers, ProcessId, Stat, Users};
 
 /// How often something is looked at before it is called wrong, and the time between: an opener that lost the processor
@@ -336,6 +338,24 @@ fn conclude(walker: &mut Walker, family: &Family, about: &About, picture: Pictur
         holder.naked = false;
         holders.push(holder);
     }
+    if about.own_namespace != Some(INITIAL_PID_NAMESPACE) {
+        match hidden_locks(family, &picture, about.own) {
+            Some(hidden) if !hidden.is_empty() => {
+                let mut holder = about.stranger(walker, None);
+                holder.pid_namespace = Namespace::Other;
+                by_lock(&mut holder, &hidden);
+                holder.naked = false;
+                holders.push(holder);
+            }
+            Some(_) => {}
+            None => limits.push("locks of hidden processes were not asked for, because that could drop this process's own".to_owned()),
+        }
+        limits.push(
+            "this is not the machine's own pid namespace: a process outside it is not listed, and shows only by a lock \
+             that no listed process has too"
+                .to_owned(),
+        );
+    }
     let owner = Status::of(&family.main()).ok().flatten();
     let mut unclear = Vec::new();
     for opaque in &picture.opaque {
@@ -375,9 +395,6 @@ fn conclude(walker: &mut Walker, family: &Family, about: &About, picture: Pictur
         let pids: Vec<String> = unclear.iter().map(i32::to_string).collect();
         limits.push(format!("not cleared: pid {}", pids.join(", ")));
     }
-    if about.own_namespace != Some(INITIAL_PID_NAMESPACE) {
-        limits.push("this is not the machine's own pid namespace: a process outside it is not listed, and shows only by locks of open file descriptions".to_owned());
-    }
     if !picture.pids.contains(&1) {
         limits.push("/proc hides the processes of other users (hidepid): they show only by their locks".to_owned());
     }
@@ -391,6 +408,36 @@ fn conclude(walker: &mut Walker, family: &Family, about: &About, picture: Pictur
         (true, false) => Verdict::Held,
     };
     Report { path, verdict, uninspected: picture.opaque.len(), limits, holders }
+}
+
+/// The two locks of a generation, where the kernel says that they are taken and `/proc/locks` has nobody for them: it leaves
+/// out what belongs to a process of a pid namespace that is not seen from here. `None` if it was not asked, because the
+/// question needs an ordinary descriptor, whose close would drop locks that this process has by itself.
+fn hidden_locks(family: &Family, picture: &Picture, own: i32) -> Option<Vec<(Member, FileId, Lock)>> {
+    let main = Status::of(&family.main()).ok().flatten()?.identity;
+    let protected = crate::locks::in_use(main.device, main.inode);
+    if !protected && picture.locks.iter().any(|(_, _, l)| l.pid == own) {
+        return None;
+    }
+    let mut hidden = Vec::new();
+    for (member, range) in [(Member::Main, SHARED), (Member::Shm, DMS)] {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let path = family.path(member);
+        let regular = |s: Status| s.kind() == rustix::fs::FileType::RegularFile;
+        let Some(status) = Status::of(&path).ok().flatten().filter(|s| regular(*s)) else { continue };
+        let Ok(file) = rustix::fs::open(&path, flags, Mode::empty()) else { continue };
+        let known = picture.locks.iter().any(|(m, _, l)| *m == member && l.touches(range));
+        if let Ok(Some(conflict)) = ofd::conflict(&file, ofd::Kind::Write, range)
+            && !known
+        {
+            let id = (status.identity.device, status.identity.inode);
+            let write = conflict.kind == ofd::Kind::Write;
+            let (start, end) = (range.start, range.last());
+            let lock = Lock { ofd: false, write, pid: 0, device: (0, 0), inode: id.1, start, end };
+            hidden.push((member, id, lock));
+        }
+    }
+    Some(hidden)
 }
 
 /// `PROC_PID_INIT_INO` of `linux/proc_ns.h`.
