@@ -55,11 +55,9 @@ fn newer(version: u32) -> (TestDir, PathBuf) {
 fn copy_of(path: &Path, beside: &TestDir) -> Connection {
     let copy = beside.join(format!("copy-{}", uuid::Uuid::now_v7()));
     std::fs::copy(path, &copy).unwrap();
-    for suffix in ["-wal"] {
-        let from = PathBuf::from(format!("{}{suffix}", path.display()));
-        if from.exists() {
-            std::fs::copy(from, format!("{}{suffix}", copy.display())).unwrap();
-        }
+    let log = PathBuf::from(format!("{}-wal", path.display()));
+    if log.exists() {
+        std::fs::copy(log, format!("{}-wal", copy.display())).unwrap();
     }
     Connection::open(copy).unwrap()
 }
@@ -81,7 +79,7 @@ fn verbatim(value: ValueRef<'_>) -> Value {
 
 fn rows(c: &Connection, sql: &str) -> Vec<BTreeMap<String, Value>> {
     let mut statement = c.prepare(sql).unwrap();
-    let names: Vec<String> = statement.column_names().into_iter().map(str::to_owned).collect();
+    let names: Vec<String> = statement.column_names().map(str::to_owned).collect();
     let mut rows = statement.query([]).unwrap();
     let mut all = Vec::new();
     while let Some(row) = rows.next().unwrap() {
