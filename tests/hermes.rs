@@ -54,12 +54,8 @@ fn micros(time: &Value) -> i64 {
 /// Every session of `source` is in the home, with every message in order and every column that counts.
 fn assert_same(home: &Home, source: &Value) {
     let list = answer(home, ["sessions", "list", "--all"]);
-    let ours: HashMap<&str, &Value> = list
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter_map(|s| Some((s["origin"]["id"].as_str()?, s)))
-        .collect();
+    let ours: HashMap<&str, &Value> =
+        list.as_array().unwrap().iter().filter_map(|s| Some((s["origin"]["id"].as_str()?, s))).collect();
     let theirs = source["sessions"].as_array().unwrap();
     assert_eq!(ours.len(), theirs.len());
     for their in theirs {

@@ -26,8 +26,8 @@ pub struct StatusDocument {
     pub journal_mode: Option<&'static str>,
     /// Bytes of a page.
     pub page_size: Option<u32>,
-    /// The number that its program keeps its schema version in.
-    pub schema_version: Option<u32>,
+    /// The number of `PRAGMA user_version`, in which many programs keep the version of their schema.
+    pub user_version: Option<u32>,
     /// True if the main file's own first page is damaged and a good one is in the log; the next checkpoint heals it.
     pub heals_from_log: bool,
     /// The SQLite versions that have to do with it.
@@ -86,7 +86,7 @@ pub fn status(path: &Path, application_id: i32) -> Result<StatusDocument> {
         wal_size: inspected.get(Member::Wal).map_or(0, |w| w.status.size),
         journal_mode: header.map(journal_mode),
         page_size: header.map(|h| h.page_size),
-        schema_version: header.map(|h| h.user_version),
+        user_version: header.map(|h| h.user_version),
         heals_from_log: heals,
         sqlite: Versions { library: rusqlite::version(), last_writer: last_writer(&inspected) },
         filesystem: FileSystem { kind: filesystem.kind.clone(), wal_ok: filesystem.wal_ok },

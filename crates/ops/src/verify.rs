@@ -101,11 +101,11 @@ pub fn read(path: &Path, scratch: &Path, patience: Duration) -> Result<Seen> {
 
 fn refuse_alarming(family: &Family) -> Result<()> {
     use statehouse_sqlite::Reason;
-    match holders::dangerous(family)? {
+    match holders::dangerous(family)?.first() {
         None => Ok(()),
         Some(h) => {
             let reason = if h.ghost { Reason::HeldRetired } else { Reason::HeldNaked };
-            Err(Error::refused(reason, family.main(), name(&h)))
+            Err(Error::refused(reason, family.main(), name(h)))
         }
     }
 }
@@ -160,9 +160,11 @@ impl View {
 
     /// Why the database must not be opened now.
     fn danger(&self) -> Option<Found> {
-        self.report.holders.iter().find(|h| (h.naked || h.ghost) && !h.fenced).map(|h| {
-            Found::new(Outcome::Skip, format!("not opened beside {}, for that could do damage", name(h)))
-        })
+        self.report
+            .holders
+            .iter()
+            .find(|h| (h.naked || h.ghost) && !h.fenced)
+            .map(|h| Found::new(Outcome::Skip, format!("not opened beside {}, for that could do damage", name(h))))
     }
 
     fn from_outside(&self) -> Vec<Check> {
@@ -182,8 +184,11 @@ impl View {
             return Found::new(Outcome::Ok, format!("every process that has it open ({n}) uses what the paths name"));
         }
         if behind.iter().all(|h| h.fenced) {
-            return Found::new(Outcome::Info, "a process of ours has noticed that its files are gone, and is going over")
-                .detail(names(&behind));
+            return Found::new(
+                Outcome::Info,
+                "a process of ours has noticed that its files are gone, and is going over",
+            )
+            .detail(names(&behind));
         }
         Found::new(Outcome::Fail, "a process uses files that the paths no longer name")
             .detail(names(&behind))
@@ -193,11 +198,9 @@ impl View {
     fn ghosts(&self) -> Found {
         match self.report.holders.iter().find(|h| h.ghost && !h.fenced) {
             None => self.nobody("no process writes into deleted or replaced files"),
-            Some(h) => {
-                Found::new(Outcome::Fail, format!("{} is writing into deleted or replaced files", name(h)))
-                    .detail(format!("what stops it is: {}", h.stop))
-                    .hint("Keep it running until its deleted log is copied; what it holds is nowhere else.")
-            }
+            Some(h) => Found::new(Outcome::Fail, format!("{} is writing into deleted or replaced files", name(h)))
+                .detail(format!("what stops it is: {}", h.stop))
+                .hint("Keep it running until its deleted log is copied; what it holds is nowhere else."),
         }
     }
 
@@ -221,9 +224,8 @@ impl View {
     }
 
     fn written(&self, proof: &Proof<'_>) -> Vec<Check> {
-        let skipped = |found: &dyn Fn() -> Found| {
-            vec![run("canary.written", found), run("canary.read_by_other_process", found)]
-        };
+        let skipped =
+            |found: &dyn Fn() -> Found| vec![run("canary.written", found), run("canary.read_by_other_process", found)];
         if !proof.write {
             return skipped(&|| Found::new(Outcome::Skip, "not asked for").hint("Give --write to prove it."));
         }

@@ -12,6 +12,7 @@ use crate::family::{Family, Generation, Member};
 use crate::gate::Gate;
 use crate::generation::Record;
 use crate::keeper::{self, Signals};
+use crate::members::Registration;
 use crate::opening::{self, Opened};
 use crate::readers::Readers;
 use crate::ticket::{Ticket, ticket};
@@ -325,18 +326,19 @@ struct Held {
     connection: Option<Connection>,
     record: Record,
     captured: bool,
+    member: Registration,
 }
 
 impl Held {
     fn new(shared: &Shared, opened: Opened) -> Held {
-        let Opened { mut connection, record } = opened;
+        let Opened { mut connection, record, member } = opened;
         let signals = shared.signals.clone();
         // Without the hook the log would only be bounded by other processes' checkpoints; it cannot fail to be set.
         let _ = connection.wal_hook(Some(move |_: &mut rusqlite::hooks::Wal, frames| {
             signals.committed(i64::from(frames));
             Ok(())
         }));
-        Held { connection: Some(connection), record, captured: false }
+        Held { connection: Some(connection), record, captured: false, member }
     }
 }
 
@@ -345,6 +347,8 @@ impl Held {
 fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     let family = &shared.family;
     let _lock = recovery::exclusive(family, shared.options.patience)?;
+    // Not before the lock is held: an opener that finds nobody unfenced on a retired generation goes on.
+    held.member.set_fenced(true)?;
     shared.readers.shut();
     *shared.checkpointer.lock().unwrap_or_else(PoisonError::into_inner) = None;
     let lost: Vec<Member> = match held.record.check() {

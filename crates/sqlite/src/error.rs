@@ -143,6 +143,10 @@ reasons! {
     WalWithoutMain, "refused_wal_without_main", "is left over without its main file; creating one would destroy it", "Restore the main file beside it, or move the left-over file away.";
     /// A log whose header is garbage and whose frames are valid: SQLite would ignore committed data.
     WalHeader, "refused_wal_header", "has a damaged header before valid frames; SQLite would ignore what was committed in it", "Copy the family away, then recover the frames from the copy.";
+    /// The database is in rollback mode and the operation is for WAL mode.
+    RollbackMode, "refused_rollback_mode", "is in rollback mode, which has no log to protect", "Wait until its program switches to WAL mode.";
+    /// A transaction was interrupted and is not rolled back yet.
+    HotJournal, "refused_hot_journal", "belongs to an interrupted transaction that must be rolled back first", "Open the database once with its own program, then try again.";
     /// Not an SQLite database.
     NotDatabase, "refused_not_database", "is not an SQLite database", "Name another file, or restore this one from a backup.";
     /// An SQLite database of another program.

@@ -104,6 +104,8 @@ fn listed(kind: &str) -> Option<(bool, &'static str)> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mount {
     id: u64,
+    /// Major and minor number as lock tables and maps show them.
+    device: Option<(u32, u32)>,
     point: PathBuf,
     kind: String,
 }
@@ -135,6 +137,12 @@ fn mounted(resolved: &Path) -> Option<Mount> {
     find(&parse(&text), resolved, mount_id(resolved))
 }
 
+/// The device numbers of the volume that a resolved directory is on, as lock tables and maps show them. On btrfs `stat`
+/// gives other ones for each subvolume.
+pub(crate) fn device(resolved: &Path) -> Option<(u32, u32)> {
+    mounted(resolved)?.device
+}
+
 /// What `statfs` says, for a process whose root is no mount point: the mount table leaves out what it cannot reach. The
 /// numbers are those of `linux/magic.h`; a number that is not here is an unknown kind and will be tested.
 fn by_magic(resolved: &Path) -> Option<Mount> {
@@ -153,7 +161,7 @@ fn by_magic(resolved: &Path) -> Option<Mount> {
         0x6573_5546 => "fuse".to_owned(),
         other => format!("unknown ({other:#x})"),
     };
-    Some(Mount { id: 0, point: resolved.to_owned(), kind })
+    Some(Mount { id: 0, device: None, point: resolved.to_owned(), kind })
 }
 
 /// The number of the mount under a path (Linux 5.8), which is exact where mounts are stacked on one point.
@@ -170,14 +178,16 @@ fn parse(text: &[u8]) -> Vec<Mount> {
 fn parse_line(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|b| *b == b' ');
     let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
-    let point = fields.nth(3)?;
+    let device = fields.nth(1).and_then(|d| std::str::from_utf8(d).ok()).and_then(|d| d.split_once(':'));
+    let device = device.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    let point = fields.nth(1)?;
     let kind = fields.skip_while(|f| *f != b"-").nth(1)?;
     let point = PathBuf::from(OsString::from_vec(unescape(point)));
-    Some(Mount { id, point, kind: String::from_utf8_lossy(&unescape(kind)).into_owned() })
+    Some(Mount { id, device, point, kind: String::from_utf8_lossy(&unescape(kind)).into_owned() })
 }
 
 /// Space, tab, newline and backslash stand as three octal digits in the mount table.
-fn unescape(field: &[u8]) -> Vec<u8> {
+pub(crate) fn unescape(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&first, tail)) = rest.split_first() {

@@ -141,6 +141,24 @@ fn open(seen: &Seen) -> std::io::Result<OwnedFd> {
     }
 }
 
+/// The first byte of a file that was inspected; `None` if it is empty.
+pub(crate) fn first_byte(seen: &Seen) -> std::io::Result<Option<u8>> {
+    let mut byte = [0];
+    Ok(open(seen)?.fill_at(&mut byte, 0)?.then_some(byte[0]))
+}
+
+/// The header in the newest committed page 1 of the log, if the log has one: what SQLite will see in place of the main
+/// file's. Reads the whole log.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn in_log(inspected: &Inspected) -> Result<Option<MainHeader>> {
+    let Some(wal) = inspected.get(Member::Wal) else { return Ok(None) };
+    let page = open(wal).and_then(|file| log_page_one(&file));
+    let page = page.map_err(|e| Error::io("read", &inspected.family().path(Member::Wal), e))?;
+    Ok(page.as_deref().and_then(MainHeader::parse))
+}
+
 /// A journal beside an empty main file: harmless when it belongs to the transaction that creates the database (it
 /// restores zero pages), but SQLite deletes any, and the journal of a database that was truncated is all that is left of it.
 fn check_journal_of_empty(inspected: &Inspected) -> Result<()> {

@@ -3,6 +3,7 @@
 //! Start with [`Database`] for all of it: checked opening, one writer that groups commits, readers, and a watch that
 //! notices when the files are unlinked or replaced.
 
+pub mod anchor;
 mod busy;
 mod connect;
 pub mod database;
@@ -13,12 +14,15 @@ pub mod filesystem;
 mod gate;
 pub mod generation;
 pub mod headers;
+pub mod holders;
 pub mod image;
 mod keeper;
 pub mod locks;
+pub mod members;
 pub mod ofd;
 mod opening;
 mod prepare;
+pub mod process;
 mod readers;
 mod recovery;
 mod retired;

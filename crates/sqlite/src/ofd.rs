@@ -18,6 +18,13 @@ pub struct Range {
     pub length: i64,
 }
 
+impl Range {
+    /// The last byte that belongs to it.
+    pub fn last(self) -> i64 {
+        if self.length == 0 { i64::MAX } else { self.start.saturating_add(self.length - 1) }
+    }
+}
+
 /// SQLite's pending byte in the main file: taken for the moment in which a shared lock is acquired.
 pub const PENDING: Range = Range { start: 0x4000_0000, length: 1 };
 /// SQLite's reserved byte in the main file, of a writer in rollback mode.

@@ -132,7 +132,7 @@ pub fn inspect(family: &Family, purpose: Purpose) -> Result<Inspected> {
         check_member(family, purpose, euid.as_raw(), seen)?;
     }
     refuse_other_engines(family, &directory)?;
-    let created_before = marker_exists(family, &directory)?;
+    let created_before = check_side(family, purpose, euid.as_raw(), &directory)?;
     let inspected = Inspected { family: family.clone(), purpose, directory, members, created_before };
     check_directory_access(&inspected)?;
     check_together(&inspected)?;
@@ -243,7 +243,8 @@ fn refuse_other_engines(family: &Family, directory: &OwnedFd) -> Result<()> {
     Ok(())
 }
 
-fn marker_exists(family: &Family, directory: &OwnedFd) -> Result<bool> {
+/// Checks the side directory, for what lies in it is believed; true if the marker of a created database is there.
+fn check_side(family: &Family, purpose: Purpose, euid: u32, directory: &OwnedFd) -> Result<bool> {
     let path = family.side_directory();
     let io = |e: Errno| Error::io("look at", &path, e);
     let Some(name) = path.file_name() else { return Ok(false) };
@@ -254,10 +255,13 @@ fn marker_exists(family: &Family, directory: &OwnedFd) -> Result<bool> {
         FileType::Symlink => return Err(Error::refused(Reason::Symlink, path, "")),
         _ => return Err(Error::refused(Reason::NotRegular, path, "a directory is expected here")),
     }
+    if status.uid != euid && !(purpose == Purpose::Look && euid == 0) {
+        let detail = format!("owner is uid {}, this process runs as uid {euid}", status.uid);
+        return Err(Error::refused(Reason::Owner, path, detail));
+    }
     match rustix::fs::statat(&side, crate::side::CREATED, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(_) => Ok(true),
-        // Somebody else's directory that we may not search tells nothing; the owner check speaks for the rest.
-        Err(Errno::NOENT | Errno::ACCESS) => Ok(false),
+        Err(Errno::NOENT) => Ok(false),
         Err(e) => Err(io(e)),
     }
 }

@@ -16,7 +16,8 @@ use crate::secure::Inspected;
 /// The name of the marker that says that a database was created here, so that its absence is never taken for a new home.
 pub const CREATED: &str = "created";
 
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+pub(crate) const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// The side directory, created if it is not there (mode 0700, owned as the database is).
 ///

@@ -19,7 +19,8 @@ use crate::ticket::Answer;
 /// The most requests that one commit takes. It bounds how long one process keeps the turn.
 const BATCH: usize = 256;
 
-/// How often a request is run anew before its error is given to the one who asked.
+/// How often a request is run anew after SQLite could not use the files, before its error is given to the one who asked.
+/// After a lost generation it is run anew until its patience is over.
 const ATTEMPTS: u32 = 5;
 
 /// A write that somebody waits for.
@@ -260,8 +261,10 @@ pub(crate) fn run(connection: &Connection, gate: &Gate, record: &Record, queue: 
 }
 
 fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) -> Outcome {
-    for queued in &mut batch {
-        queued.attempts += 1;
+    if !matches!(why, Error::Retired { .. }) {
+        for queued in &mut batch {
+            queued.attempts += 1;
+        }
     }
     let (spent, again): (Vec<_>, Vec<_>) = batch.into_iter().partition(|q| q.attempts >= ATTEMPTS);
     queue.put_back(again);

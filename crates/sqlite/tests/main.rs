@@ -7,10 +7,13 @@
     reason = "a test builds its situation by ordinary means and stops at the first surprise"
 )]
 
+mod anchor;
 mod generations;
 mod holder;
+mod holders;
 mod image;
 mod locks;
+mod members;
 mod secure;
 mod support;
 mod turns;

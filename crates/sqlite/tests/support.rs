@@ -53,7 +53,7 @@ pub(crate) struct Sibling {
 }
 
 const SIBLING: &str = r#"
-import json, mmap, os, sqlite3, sys
+import ctypes, json, mmap, os, sqlite3, sys
 c = None
 kept = []
 for line in sys.stdin:
@@ -70,8 +70,9 @@ for line in sys.stdin:
             kept.append(os.open(order['open'], os.O_RDWR))
             answer = kept[-1]
         elif 'map' in order:
+            # Python's own mmap keeps a duplicate of the descriptor.
             fd = os.open(order['map'], os.O_RDWR)
-            kept.append(mmap.mmap(fd, 0))
+            answer = ctypes.CDLL(None).mmap(None, os.fstat(fd).st_size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
             os.close(fd)
         elif 'close' in order:
             c.close()

@@ -30,8 +30,6 @@ pub(crate) mod code {
     pub(crate) const SERVICE_FAILED: &str = "service_failed";
     /// An operation of the system failed.
     pub(crate) const IO: &str = "io";
-    /// The holders of the database could not be determined.
-    pub(crate) const UNKNOWN_HOLDERS: &str = "unknown_holders";
 }
 
 /// A failed command.

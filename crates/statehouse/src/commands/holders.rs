@@ -97,7 +97,9 @@ fn row(h: &Holder) -> Vec<String> {
 
 fn alarm(h: &Holder) -> String {
     let who = match h.pid {
-        Some(pid) => format!("PID {pid} ({})", h.role.as_deref().unwrap_or_else(|| h.command.first().map_or("?", |c| c))),
+        Some(pid) => {
+            format!("PID {pid} ({})", h.role.as_deref().unwrap_or_else(|| h.command.first().map_or("?", |c| c)))
+        }
         None => "A process that cannot be seen".to_owned(),
     };
     if h.ghost {

@@ -84,10 +84,7 @@ impl Nowhere {
         let random = getrandom::u64().unwrap_or_default();
         let directory = std::env::temp_dir().join(format!("statehouse-dry-run-{}-{random:016x}", std::process::id()));
         // Fails if the name is taken: in a directory that everybody may write to, somebody else's is not used.
-        std::fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&directory)
-            .map_err(|e| Failure::io("create", &directory, e))?;
+        std::fs::DirBuilder::new().mode(0o700).create(&directory).map_err(|e| Failure::io("create", &directory, e))?;
         Ok(Nowhere { directory })
     }
 }

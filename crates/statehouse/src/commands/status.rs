@@ -31,7 +31,7 @@ fn text(d: &StatusDocument) -> String {
         ("size", bytes(d.size)),
         ("log", bytes(d.wal_size)),
         ("journal mode", d.journal_mode.unwrap_or("unknown").to_owned()),
-        ("schema version", d.schema_version.map_or_else(|| "unknown".to_owned(), |v| v.to_string())),
+        ("user version", d.user_version.map_or_else(|| "unknown".to_owned(), |v| v.to_string())),
         (
             "SQLite",
             match &d.sqlite.last_writer {

@@ -37,8 +37,7 @@ impl OtherProcess for Again {
     }
 
     fn read(&self, database: &Path) -> std::result::Result<Seen, String> {
-        let out =
-            readiness::run_self(&["probe".as_ref(), "read".as_ref(), "--".as_ref(), database.as_os_str()])?;
+        let out = readiness::run_self(&["probe".as_ref(), "read".as_ref(), "--".as_ref(), database.as_os_str()])?;
         serde_json::from_str(&out).map_err(|e| format!("another process answered what cannot be understood: {e}"))
     }
 }

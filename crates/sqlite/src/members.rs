@@ -1,0 +1,276 @@
+//! The record of each of our processes that has the database open, in `X.statehouse/members/`.
+//!
+//! Invariant: a record lives exactly as long as the lock on it (`flock`), which the kernel drops when its process ends
+//! in whatever way. A number in a file proves nothing: pids are handed out again, and a process of another container has
+//! none here at all, but its lock is seen. A record appears under its name only when it is locked already, so one that is
+//! found unlocked is stale for certain.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::family::Family;
+use crate::process::{self, ProcessId};
+use crate::secure::Inspected;
+use crate::side;
+
+/// Every record has this many bytes, filled up with spaces, so that changing one is a single write that needs no
+/// truncation and a reader never sees half of it.
+const RECORD_BYTES: usize = 1024;
+const DIRECTORY: &str = "members";
+const UNFINISHED: &str = ".new";
+
+/// What a record says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// What the process is to the database ("gateway", "worker", "anchor").
+    pub role: String,
+    /// The process, as its own pid namespace numbers it.
+    #[serde(flatten)]
+    pub process: ProcessId,
+    /// When it started, RFC 3339.
+    pub start_time: String,
+    /// The start of the machine that it runs on (`/proc/sys/kernel/random/boot_id`).
+    pub boot_id: String,
+    /// The pid namespace that its number belongs to, by inode.
+    pub pid_namespace: u64,
+    /// Version of this crate.
+    pub version: String,
+    /// Version of the SQLite library.
+    pub sqlite: String,
+    /// True while its handle is cut off from a retired generation: it holds the files and will not write to them.
+    pub fenced: bool,
+}
+
+impl Record {
+    /// True if the number is one of this process's own pid namespace and this start of the machine.
+    pub fn is_local(&self) -> bool {
+        Place::here().has(self)
+    }
+}
+
+/// A pid namespace on one run of one machine: where a process number means something.
+struct Place {
+    boot_id: String,
+    pid_namespace: u64,
+}
+
+impl Place {
+    fn here() -> Place {
+        Place { boot_id: boot_id(), pid_namespace: process::namespace("self", "pid").unwrap_or(0) }
+    }
+
+    fn has(&self, record: &Record) -> bool {
+        self.boot_id == record.boot_id && self.pid_namespace == record.pid_namespace
+    }
+}
+
+fn boot_id() -> String {
+    let mut text = Vec::new();
+    match process::read_file(rustix::fs::CWD, "/proc/sys/kernel/random/boot_id", &mut text) {
+        Ok(()) => String::from_utf8_lossy(&text).trim().to_owned(),
+        Err(_) => String::new(),
+    }
+}
+
+/// This process's record. Dropping it removes it.
+#[derive(Debug)]
+pub struct Registration {
+    directory: OwnedFd,
+    name: String,
+    path: PathBuf,
+    file: OwnedFd,
+    record: Mutex<Record>,
+}
+
+/// Registers this process; removes the records of processes that are gone on the way.
+///
+/// # Errors
+/// The system's answer, or a refusal when something else stands where the directory must be.
+pub fn register(inspected: &Inspected, role: &str) -> Result<Registration> {
+    let path = inspected.family().side_directory().join(DIRECTORY);
+    let io = |e: std::io::Error| Error::io("register in", &path, e);
+    let side = side::create(inspected)?;
+    let directory = side::subdirectory(inspected, side.as_fd(), DIRECTORY, &path)?;
+    prune(&directory).map_err(|e| io(e.into()))?;
+    let process = ProcessId::own().map_err(io)?;
+    let here = Place::here();
+    let record = Record {
+        // A role is a word of our own; what is cut here was none, and every record must fit.
+        role: role.chars().filter(|c| !c.is_control()).take(100).collect(),
+        process,
+        start_time: process::boot_time().map(|b| process::start_time(b, process.start_ticks)).unwrap_or_default(),
+        boot_id: here.boot_id,
+        pid_namespace: here.pid_namespace,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        sqlite: rusqlite::version().to_owned(),
+        fenced: false,
+    };
+    // A process that opens a database twice has two records, and so has one of another container with the same number.
+    for attempt in 0..10_000 {
+        let mut name = format!("{}-{}", process.pid, process.start_ticks);
+        if attempt > 0 {
+            name.push_str(&format!("-{attempt}"));
+        }
+        if let Some(file) = create(&directory, &name, &record).map_err(|e| io(e.into()))? {
+            inspected.hand_over(file.as_fd()).map_err(io)?;
+            return Ok(Registration { directory, name, path, file, record: Mutex::new(record) });
+        }
+    }
+    Err(io(std::io::Error::other("every name is taken")))
+}
+
+/// Makes a record under a passing name, locks it, and only then gives it its own; `None` if that is taken.
+fn create(directory: &OwnedFd, name: &str, record: &Record) -> Result<Option<OwnedFd>, Errno> {
+    let passing = format!("{name}{UNFINISHED}");
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = match rustix::fs::openat(directory, passing.as_str(), flags, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => file,
+        Err(Errno::EXIST) => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let finish = || {
+        rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        write(&file, record)?;
+        rustix::fs::linkat(directory, passing.as_str(), directory, name, AtFlags::empty())
+    };
+    let finished = finish();
+    let removed = rustix::fs::unlinkat(directory, passing.as_str(), AtFlags::empty());
+    match finished {
+        Ok(()) => removed.map(|()| Some(file)),
+        Err(Errno::EXIST) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn write(file: &OwnedFd, record: &Record) -> Result<(), Errno> {
+    let mut text = serde_json::to_vec(record).map_err(|_| Errno::INVAL)?;
+    text.resize(RECORD_BYTES.max(text.len()), b' ');
+    match rustix::io::pwrite(file, &text, 0)? {
+        n if n == text.len() => Ok(()),
+        _ => Err(Errno::NOSPC),
+    }
+}
+
+impl Registration {
+    /// What the record says now.
+    pub fn record(&self) -> Record {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Says whether this process is cut off from a retired generation.
+    ///
+    /// # Errors
+    /// The system's answer.
+    pub fn set_fenced(&self, fenced: bool) -> Result<()> {
+        let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+        record.fenced = fenced;
+        write(&self.file, &record).map_err(|e| Error::io("write the record in", &self.path, e))
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // A child that was forked off shares the lock; only the process that registered may end the record.
+        if self.record().process.pid == rustix::process::getpid().as_raw_nonzero().get() {
+            let _ = rustix::fs::unlinkat(&self.directory, self.name.as_str(), AtFlags::empty());
+        }
+    }
+}
+
+/// The records whose processes live, of this machine or another that shares the directory. Changes nothing.
+///
+/// # Errors
+/// The system's answer; a directory that does not exist is an empty list.
+pub fn list(family: &Family) -> Result<Vec<Record>> {
+    let path = family.side_directory();
+    let Some(side) = side::open(&path)? else { return Ok(Vec::new()) };
+    let io = |e: Errno| Error::io("read the members in", &path, e);
+    let directory = match rustix::fs::openat(&side, DIRECTORY, side::DIRECTORY, Mode::empty()) {
+        Ok(directory) => directory,
+        Err(Errno::NOENT) => return Ok(Vec::new()),
+        Err(e) => return Err(io(e)),
+    };
+    let here = Place::here();
+    let mut records = Vec::new();
+    for name in names(&directory).map_err(io)? {
+        if name.as_bytes().ends_with(UNFINISHED.as_bytes()) {
+            continue;
+        }
+        let Some(file) = open(&directory, &name) else { continue };
+        if !is_locked(&file) {
+            continue;
+        }
+        // A record that a later version wrote differently still proves that somebody is there, but not who.
+        // Whoever clears away a stale record holds its lock for a moment, so a local one is asked for by name as well.
+        if let Some(record) = read(&file).filter(|r| !here.has(r) || r.process.lives()) {
+            records.push(record);
+        }
+    }
+    Ok(records)
+}
+
+fn names(directory: &OwnedFd) -> Result<Vec<OsString>, Errno> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name.first().is_some_and(u8::is_ascii_digit) {
+            names.push(std::ffi::OsStr::from_bytes(name).to_owned());
+        }
+    }
+    Ok(names)
+}
+
+fn open(directory: &OwnedFd, name: &OsString) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::openat(directory, name.as_os_str(), flags, Mode::empty()).ok()
+}
+
+/// A shared lock that would be granted says that nobody holds the exclusive one. Closing the file releases it again.
+fn is_locked(file: &OwnedFd) -> bool {
+    matches!(rustix::fs::flock(file, FlockOperation::NonBlockingLockShared), Err(Errno::WOULDBLOCK))
+}
+
+fn read(file: &OwnedFd) -> Option<Record> {
+    let mut text = [0; RECORD_BYTES * 4];
+    let n = rustix::io::pread(file, &mut text, 0).ok()?;
+    serde_json::from_slice(text.get(..n)?).ok()
+}
+
+/// Removes what dead processes left: records without a lock, and unfinished ones.
+fn prune(directory: &OwnedFd) -> Result<(), Errno> {
+    /// Between the creation of a record and its lock lie a few system calls; one that is this old was abandoned.
+    const ABANDONED_AFTER_SECONDS: u64 = 60;
+    for name in names(directory)? {
+        let Some(file) = open(directory, &name) else { continue };
+        let unfinished = name.as_bytes().ends_with(UNFINISHED.as_bytes());
+        if unfinished {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
+            let made = rustix::fs::fstat(&file)?.st_ctime;
+            if now.saturating_sub(u64::try_from(made).unwrap_or(0)) < ABANDONED_AFTER_SECONDS {
+                continue;
+            }
+        }
+        // The exclusive lock is kept until the name is gone, so that nobody can be removing another file of this name.
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let here = rustix::fs::fstat(&file)?;
+            let there = rustix::fs::statat(directory, name.as_os_str(), AtFlags::SYMLINK_NOFOLLOW);
+            if there.is_ok_and(|t| (t.st_dev, t.st_ino) == (here.st_dev, here.st_ino)) {
+                match rustix::fs::unlinkat(directory, name.as_os_str(), AtFlags::empty()) {
+                    Ok(()) | Err(Errno::NOENT) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,204 @@
+//! With an anchor no visitor's close takes the sidecars away, and no stale index is trusted. Each control shows the loss.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::json;
+use statehouse_sqlite::ofd::{self, DMS, Kind, SHARED};
+use statehouse_sqlite::{Family, Member, Reason, anchor};
+
+use crate::holders::{database, holder};
+use crate::support::{Sibling, visitor, wait_for, with};
+
+fn anchored(path: &Path) -> anchor::Anchor {
+    anchor::hold(&Family::of(path).unwrap()).unwrap()
+}
+
+fn lose_both(sibling: &mut Sibling, path: &Path) {
+    sibling.touch(path);
+    sibling.touch(&with(path, "-shm"));
+}
+
+/// A holder loses both locks by stray closes, then strangers come and go.
+#[test]
+fn a_visitors_close_leaves_the_sidecars_where_an_anchor_holds_them() {
+    for with_anchor in [true, false] {
+        let (_d, path) = database();
+        let mut victim = holder(&path);
+        let anchor = with_anchor.then(|| anchored(&path));
+        let before = Family::of(&path).unwrap().generation().unwrap();
+        lose_both(&mut victim, &path);
+        for _ in 0..3 {
+            visitor(&path, "SELECT count(*) FROM m");
+        }
+        visitor(&path, "INSERT INTO m(t) VALUES('of a visitor')");
+        let after = Family::of(&path).unwrap().generation().unwrap();
+        if let Some(anchor) = anchor {
+            assert_eq!(before, after, "the generation stays");
+            assert!(anchor.current());
+            victim.sql("INSERT INTO m(t) VALUES('after')");
+            victim.kill();
+            assert_eq!(visitor(&path, "SELECT count(*) FROM m WHERE t IN ('held', 'after', 'of a visitor')"), "3");
+            assert_eq!(visitor(&path, "PRAGMA integrity_check"), "ok");
+        } else {
+            assert_ne!(before.wal, after.wal, "the control: without an anchor the log is gone");
+        }
+    }
+}
+
+/// The anchor comes when the harm is half done: the locks are lost and nobody has closed yet.
+#[test]
+fn an_anchor_beside_a_naked_holder_leaves_its_index_alone() {
+    let (_d, path) = database();
+    let mut victim = holder(&path);
+    lose_both(&mut victim, &path);
+    let size = std::fs::metadata(with(&path, "-shm")).unwrap().len();
+    assert!(size >= 32768);
+    let anchor = anchored(&path);
+    assert_eq!(std::fs::metadata(with(&path, "-shm")).unwrap().len(), size, "it would die of SIGBUS");
+    visitor(&path, "INSERT INTO m(t) VALUES('of a visitor')");
+    for _ in 0..50 {
+        victim.sql("SELECT count(*) FROM m");
+    }
+    victim.sql("INSERT INTO m(t) VALUES('after')");
+    assert!(anchor.current());
+    assert_eq!(visitor(&path, "SELECT count(*) FROM m"), "4");
+}
+
+/// What a power cut leaves: a log with commits, and an index from before them.
+fn power_cut() -> (tempfile::TempDir, PathBuf) {
+    let (d, path) = database();
+    let mut writer = holder(&path);
+    let early = std::fs::read(with(&path, "-shm")).unwrap();
+    for i in 0..20 {
+        writer.sql(&format!("INSERT INTO m(t) VALUES('late {i}')"));
+    }
+    writer.kill();
+    std::fs::write(with(&path, "-shm"), early).unwrap();
+    (d, path)
+}
+
+#[test]
+fn an_index_that_is_older_than_its_log_is_not_trusted() {
+    let (_d, path) = power_cut();
+    let anchor = anchored(&path);
+    assert_eq!(visitor(&path, "SELECT count(*) FROM m"), "22");
+    visitor(&path, "INSERT INTO m(t) VALUES('new')");
+    assert_eq!(visitor(&path, "SELECT count(*) FROM m"), "23");
+    assert!(anchor.current());
+
+    // The control: whoever shares byte 128 first and says nothing makes openers trust it.
+    let (_d, path) = power_cut();
+    let open = |suffix: &str| std::fs::File::open(with(&path, suffix)).unwrap();
+    let (main, shm) = (open(""), open("-shm"));
+    assert!(ofd::try_lock(&main, Kind::Read, SHARED).unwrap());
+    assert!(ofd::try_lock(&shm, Kind::Read, DMS).unwrap());
+    visitor(&path, "INSERT INTO m(t) VALUES('new')");
+    let left: u32 = visitor(&path, "SELECT count(*) FROM m").parse().unwrap();
+    assert!(left < 10, "the control lost nothing: {left}");
+    assert_eq!(visitor(&path, "PRAGMA integrity_check"), "ok", "and nobody notices");
+}
+
+#[test]
+fn a_closed_database_is_anchored_and_then_used() {
+    let (_d, path) = database();
+    let anchor = anchored(&path);
+    assert_eq!(std::fs::metadata(with(&path, "-shm")).unwrap().len(), 3);
+    let mode = |p: &Path| std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(p).unwrap()) & 0o777;
+    assert_eq!(mode(&with(&path, "-shm")), mode(&path) & 0o666);
+    assert_eq!(anchor.generation().wal, None);
+    let mut first = holder(&path);
+    assert!(anchor.current());
+    assert!(anchor.generation().wal.is_some(), "the log that came into being is held");
+    first.order(json!({ "close": true })).unwrap();
+    assert!(anchor.current(), "a close in an orderly way is none of the last one");
+    assert!(with(&path, "-wal").exists());
+    // What others may not do meanwhile is what would retire the generation.
+    let mut flip = std::process::Command::new("sqlite3");
+    let flip = flip.arg(&path).arg("PRAGMA journal_mode=DELETE").output().unwrap();
+    assert!(String::from_utf8_lossy(&flip.stderr).contains("locked"), "{flip:?}");
+    anchor.release();
+    visitor(&path, "SELECT count(*) FROM m");
+    assert!(!with(&path, "-wal").exists(), "after the release everything is as before");
+    assert_eq!(visitor(&path, "PRAGMA journal_mode=DELETE"), "delete");
+}
+
+#[test]
+fn an_anchor_notices_that_its_generation_is_gone_and_still_has_the_bytes() {
+    for what in ["-wal", "-shm", ""] {
+        let (_d, path) = database();
+        let mut victim = holder(&path);
+        let anchor = anchored(&path);
+        assert!(anchor.current());
+        std::fs::remove_file(with(&path, what)).unwrap();
+        assert!(!anchor.current(), "{what:?} is gone");
+        std::fs::write(with(&path, what), b"").unwrap();
+        assert!(!anchor.current(), "{what:?} is another file");
+        victim.sql("INSERT INTO m(t) VALUES('into the void')");
+        victim.kill();
+        let read = |member: Member| {
+            let mut bytes = Vec::new();
+            std::io::Read::read_to_end(&mut std::fs::File::from(anchor.file(member).unwrap()), &mut bytes).unwrap();
+            bytes
+        };
+        let mut image = Vec::new();
+        let made = statehouse_sqlite::image::overlay(&read(Member::Main), &read(Member::Wal), &mut image).unwrap();
+        assert!(made.transactions >= 2);
+        assert!(image.windows(13).any(|w| w == b"into the void"), "the last row is in what the anchor holds");
+    }
+}
+
+#[test]
+fn rollback_mode_and_a_hot_journal_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s.db");
+    let reason = |path: &Path| anchor::hold(&Family::of(path).unwrap()).unwrap_err().reason();
+    assert_eq!(reason(&path), Some(Reason::NoStore));
+    visitor(&path, "CREATE TABLE m(id INTEGER PRIMARY KEY, t)");
+    assert_eq!(reason(&path), Some(Reason::RollbackMode));
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "nothing was made");
+
+    let (_d, path) = database();
+    std::fs::write(with(&path, "-journal"), [0xd9; 512]).unwrap();
+    assert_eq!(reason(&path), Some(Reason::HotJournal));
+    assert!(!with(&path, "-shm").exists());
+    std::fs::write(with(&path, "-journal"), [0; 512]).unwrap();
+    assert!(anchor::hold(&Family::of(&path).unwrap()).is_ok(), "a journal that was zeroed is over");
+}
+
+/// Openers and anchors that arrive together on a closed database, again and again.
+#[test]
+fn anchors_and_openers_that_arrive_together_get_along() {
+    let (_d, path) = database();
+    let family = Family::of(&path).unwrap();
+    for round in 0..30 {
+        std::thread::scope(|scope| {
+            let anchors: Vec<_> = (0..3).map(|_| scope.spawn(|| anchor::hold(&family).unwrap())).collect();
+            let visit = scope.spawn(|| {
+                visitor(&path, "PRAGMA busy_timeout=20000; INSERT INTO m(t) VALUES('x')");
+            });
+            let anchors: Vec<_> = anchors.into_iter().map(|a| a.join().unwrap()).collect();
+            visit.join().unwrap();
+            assert!(anchors.iter().all(anchor::Anchor::current), "round {round}");
+            let same = anchors.iter().all(|a| a.generation().shm == anchors[0].generation().shm);
+            assert!(same, "round {round}");
+        });
+        assert_eq!(visitor(&path, "SELECT count(*) FROM m WHERE t='x'"), (round + 1).to_string());
+    }
+}
+
+#[test]
+fn a_lock_that_stays_in_the_way_is_waited_for_and_then_named() {
+    let (_d, path) = database();
+    let mut owner = Sibling::connected(&path);
+    owner.sql("PRAGMA locking_mode=EXCLUSIVE");
+    owner.sql("INSERT INTO m(t) VALUES('mine')");
+    let begun = std::time::Instant::now();
+    let waiting = std::thread::scope(|scope| {
+        let hold = scope.spawn(|| anchor::hold(&Family::of(&path).unwrap()));
+        wait_for("the anchor waits", || begun.elapsed() > Duration::from_millis(100) || hold.is_finished());
+        owner.order(json!({ "close": true })).unwrap();
+        hold.join().unwrap()
+    });
+    assert!(waiting.unwrap().current());
+}
