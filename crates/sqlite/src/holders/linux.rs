@@ -27,6 +27,12 @@ struct Opaque {
     stat: Stat,
 }
 
+/// Locks that nobody was seen to hold.
+struct Unexplained {
+    unowned: Vec<(Member, FileId, Lock)>,
+    owners: Vec<i32>,
+}
+
 /// One look at everything.
 struct Picture {
     target: Target,
@@ -88,6 +94,7 @@ pub(super) fn scan(family: &Family) -> Result<Report> {
         picture = picture_with_locks(&mut walker, family)?;
     }
     let about = About::read(family);
+    let unexplained = Unexplained { unowned: picture.unowned(), owners: picture.unseen_owners() };
     let mut holders = Vec::new();
     for facts in std::mem::take(&mut picture.holders) {
         let id = facts.process;
@@ -99,7 +106,7 @@ pub(super) fn scan(family: &Family) -> Result<Report> {
         });
         holders.extend(facts.map(|facts| about.holder(&mut walker, facts)));
     }
-    Ok(conclude(&mut walker, family, &about, picture, holders))
+    Ok(conclude(&mut walker, family, &about, picture, unexplained, holders))
 }
 
 fn picture_with_locks(walker: &mut Walker, family: &Family) -> Result<Picture> {
@@ -309,7 +316,15 @@ fn table_files(locks: &[(Member, FileId, Lock)]) -> Vec<HeldFile> {
 }
 
 /// Adds who shows only by a lock, clears whom nothing speaks against, and says how sure all that is.
-fn conclude(walker: &mut Walker, family: &Family, about: &About, picture: Picture, mut holders: Vec<Holder>) -> Report {
+fn conclude(
+    walker: &mut Walker,
+    family: &Family,
+    about: &About,
+    picture: Picture,
+    unexplained: Unexplained,
+    mut holders: Vec<Holder>,
+) -> Report {
+    let Unexplained { unowned, owners } = unexplained;
     let mut limits = Vec::new();
     let by_lock = |holder: &mut Holder, locks: &[(Member, FileId, Lock)]| {
         holder.files = table_files(locks);
@@ -318,7 +333,7 @@ fn conclude(walker: &mut Walker, family: &Family, about: &About, picture: Pictur
         holder.naked = index && !(holder.locks.shared && holder.locks.dms);
     };
     let seen = |pid: i32| picture.pids.contains(&pid) && !picture.opaque.iter().any(|o| o.pid == pid);
-    for pid in picture.unseen_owners() {
+    for pid in owners {
         // Whoever can be looked at and has no file of the family any more has just let go.
         if seen(pid) {
             continue;
@@ -329,7 +344,6 @@ fn conclude(walker: &mut Walker, family: &Family, about: &About, picture: Pictur
         by_lock(&mut holder, &locks);
         holders.push(holder);
     }
-    let unowned = picture.unowned();
     if !unowned.is_empty() {
         let mut holder = about.stranger(walker, None);
         holder.pid_namespace = if picture.opaque.is_empty() { Namespace::Other } else { Namespace::Unknown };
