@@ -277,7 +277,9 @@ fn the_newest_header_is_the_one_in_the_log() {
         std::fs::copy(with(&live, suffix), with(&path, suffix)).unwrap();
     }
     let inspected = secure::inspect(&Family::of(&path).unwrap(), Purpose::Own).unwrap();
-    assert!(matches!(headers::check(&inspected).unwrap(), Headers::Database { header, .. } if header.application_id == 0));
+    assert!(
+        matches!(headers::check(&inspected).unwrap(), Headers::Database { header, .. } if header.application_id == 0)
+    );
     assert_eq!(headers::in_log(&inspected).unwrap().unwrap().application_id, 1234);
     std::fs::remove_file(with(&path, "-wal")).unwrap();
     let inspected = secure::inspect(&Family::of(&path).unwrap(), Purpose::Own).unwrap();
