@@ -100,9 +100,10 @@ fn millis(microseconds: u64) -> f64 {
 fn machine() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpu = read("/proc/cpuinfo");
-    let model = cpu.lines().find_map(|l| l.strip_prefix("model name")).map_or("unknown processor", |l| {
-        l.trim_start_matches([' ', '\t', ':'])
-    });
+    let model = cpu
+        .lines()
+        .find_map(|l| l.strip_prefix("model name"))
+        .map_or("unknown processor", |l| l.trim_start_matches([' ', '\t', ':']));
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let memory = read("/proc/meminfo")
         .lines()
@@ -115,9 +116,5 @@ fn machine() -> String {
         .output()
         .map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned())
         .unwrap_or_default();
-    format!(
-        "Machine: {model}, {cores} cores, {:.0} GB, Linux {}, {filesystem}.",
-        memory as f64 / 1e6,
-        kernel.trim()
-    )
+    format!("Machine: {model}, {cores} cores, {:.0} GB, Linux {}, {filesystem}.", memory as f64 / 1e6, kernel.trim())
 }

@@ -102,7 +102,8 @@ fn request(address: SocketAddr, seed: &mut Seed) -> Vec<u8> {
     }
     match seed.below(8) {
         0 => {
-            let path = seed.pick(&["/healthz", "/readyz", "/metrics", "/v1/models", "/v1/turns/x/events", "/%00", "/../x"]);
+            let path =
+                seed.pick(&["/healthz", "/readyz", "/metrics", "/v1/models", "/v1/turns/x/events", "/%00", "/../x"]);
             with_body(&format!("GET {path} HTTP/1.1\r\nHost: {address}"), b"")
         }
         _ => with_body(&format!("POST {path} HTTP/1.1\r\nHost: {address}"), &body),

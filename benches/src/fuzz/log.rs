@@ -35,7 +35,10 @@ pub(crate) fn run(budget: &mut Budget) -> Result<()> {
         }
         let seen = last_commit(&torn)?;
         if torn.len() <= log.len() {
-            ensure!(seen.is_none_or(|s| s.frames <= whole.frames), "more frames than there were: {seen:?} of {whole:?}");
+            ensure!(
+                seen.is_none_or(|s| s.frames <= whole.frames),
+                "more frames than there were: {seen:?} of {whole:?}"
+            );
         }
         let mut image = Vec::new();
         let made = overlay(&main, &torn, &mut image);

@@ -37,8 +37,7 @@ impl Budget {
 
 type Target = fn(&mut Budget) -> Result<()>;
 
-const TARGETS: &[(&str, Target)] =
-    &[("http", http::run), ("log", log::run), ("search", search::run)];
+const TARGETS: &[(&str, Target)] = &[("http", http::run), ("log", log::run), ("search", search::run)];
 
 fn main() -> ExitCode {
     match all() {
@@ -72,7 +71,8 @@ fn all() -> Result<()> {
         // A target's randomness does not depend on which others run, so that a failure can be repeated alone.
         let seed = Seed::new(first ^ name.bytes().fold(0, |h: u64, b| h.wrapping_mul(131).wrapping_add(b.into())));
         let mut budget = Budget { end: Instant::now() + each, seed, rounds: 0 };
-        target(&mut budget).with_context(|| format!("{name}, after {} rounds; repeat with --seed {first}", budget.rounds))?;
+        target(&mut budget)
+            .with_context(|| format!("{name}, after {} rounds; repeat with --seed {first}", budget.rounds))?;
         println!("fuzz: {name}: {} rounds, nothing found (--seed {first})", budget.rounds);
     }
     Ok(())

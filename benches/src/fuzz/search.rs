@@ -9,10 +9,37 @@ use statehouse_testkit::Seed;
 
 use crate::Budget;
 
-const WORDS: &[&str] = &["gateway", "Zürich", "naïve", "状態", "会話記録", "데이터", "🙂", "x86", "Straße", "résumé", "İstanbul"];
+const WORDS: &[&str] =
+    &["gateway", "Zürich", "naïve", "状態", "会話記録", "데이터", "🙂", "x86", "Straße", "résumé", "İstanbul"];
 const SYNTAX: &[&str] = &[
-    "\"", "(", ")", "*", "-", "OR", "NOT", "AND", "NEAR", ":", "source:", "role:user", "in:", "before:2020-01-01",
-    "after:nonsense", "^", "%", "_", "'", "--", ";", "{", "\\", "\u{0}", "\u{301}", "\u{200d}", " ", "\t",
+    "\"",
+    "(",
+    ")",
+    "*",
+    "-",
+    "OR",
+    "NOT",
+    "AND",
+    "NEAR",
+    ":",
+    "source:",
+    "role:user",
+    "in:",
+    "before:2020-01-01",
+    "after:nonsense",
+    "^",
+    "%",
+    "_",
+    "'",
+    "--",
+    ";",
+    "{",
+    "\\",
+    "\u{0}",
+    "\u{301}",
+    "\u{200d}",
+    " ",
+    "\t",
 ];
 
 pub(crate) fn run(budget: &mut Budget) -> Result<()> {

@@ -87,9 +87,9 @@ impl App {
 
 /// Name, then who it is, then the address; and what every answer carries.
 async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let mut response = match admit(&app, &request) {
-        Ok(()) => next.run(request).await,
-        Err(refusal) => refusal,
+    let mut response = match refusal(&app, &request) {
+        None => next.run(request).await,
+        Some(refusal) => refusal,
     };
     let headers = response.headers_mut();
     for (name, value) in [
@@ -110,19 +110,21 @@ async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Resp
     response
 }
 
-fn admit(app: &App, request: &Request) -> Result<(), Response> {
-    check_host(request.headers(), &app.options.hosts).map_err(IntoResponse::into_response)?;
+fn refusal(app: &App, request: &Request) -> Option<Response> {
+    if let Err(problem) = check_host(request.headers(), &app.options.hosts) {
+        return Some(problem.into_response());
+    }
     let path = request.uri().path();
     if matches!(path, "/login" | "/assets/style.css" | "/assets/live.js" | "/healthz")
         || app.visitor(request.headers()) != Visitor::Stranger
     {
-        return Ok(());
+        return None;
     }
     if path == "/api" || path.starts_with("/api/") || bearer(request.headers()).is_some() {
         let problem = Problem::new(Code::Unauthorized, "the request has neither the token nor a session");
-        return Err(problem.into_response());
+        return Some(problem.into_response());
     }
-    Err(see_other("/login"))
+    Some(see_other("/login"))
 }
 
 /// Sends a browser somewhere else, with a GET.

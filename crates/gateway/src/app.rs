@@ -1,7 +1,8 @@
 //! What all requests share, and the way a request takes before its handler sees it.
 
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -10,7 +11,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use statehouse_http::{Asked, Closing, Code, Problem, bearer, check_host, with_store};
-use statehouse_sessions::{Holder, Store};
+use statehouse_sessions::{Holder, Store, TurnId};
 use tokio::sync::Notify;
 
 use crate::live::Live;
@@ -26,6 +27,8 @@ pub(crate) struct App {
     pub(crate) holder: Holder,
     pub(crate) live: Live,
     pub(crate) metrics: Metrics,
+    /// The turns that this process answers now.
+    pub(crate) running: Mutex<HashSet<TurnId>>,
     /// There is a turn to take up.
     pub(crate) wake: Notify,
     /// The turns of an earlier gateway were taken over.
@@ -36,6 +39,10 @@ pub(crate) struct App {
 }
 
 impl App {
+    pub(crate) fn turns_running(&self) -> usize {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     /// A call of the store, on the blocking pool.
     pub(crate) async fn store<T: Send + 'static>(
         &self,

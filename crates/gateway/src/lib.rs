@@ -55,6 +55,7 @@ pub async fn serve(
         holder: Holder(format!("gateway {} {}", std::process::id(), random_text()?)),
         live: live::Live::default(),
         metrics: metrics::Metrics::new(),
+        running: std::sync::Mutex::default(),
         wake: tokio::sync::Notify::new(),
         resumed: AtomicBool::new(false),
         stopped,

@@ -16,7 +16,6 @@ pub(crate) struct Metrics {
     pub(crate) duplicates: AtomicU64,
     pub(crate) turns_done: AtomicU64,
     pub(crate) turns_failed: AtomicU64,
-    pub(crate) turns_running: AtomicU64,
     requests: Mutex<BTreeMap<u16, u64>>,
     refusals: Mutex<BTreeMap<&'static str, u64>>,
 }
@@ -29,7 +28,6 @@ impl Metrics {
             duplicates: AtomicU64::new(0),
             turns_done: AtomicU64::new(0),
             turns_failed: AtomicU64::new(0),
-            turns_running: AtomicU64::new(0),
             requests: Mutex::default(),
             refusals: Mutex::default(),
         }
@@ -45,8 +43,8 @@ impl Metrics {
         *self.refusals.lock().unwrap_or_else(PoisonError::into_inner).entry(code).or_default() += 1;
     }
 
-    /// The page. `health` is `None` when the store did not answer.
-    pub(crate) fn render(&self, health: Option<&Health>) -> String {
+    /// The page. `running` is the number of turns that are being answered; `health` is `None` when the store did not answer.
+    pub(crate) fn render(&self, running: usize, health: Option<&Health>) -> String {
         let mut page = String::with_capacity(2048);
         let mut metric = |name: &str, kind: &str, help: &str, rows: &[(String, f64)]| {
             let _ = writeln!(page, "# HELP statehouse_{name} {help}\n# TYPE statehouse_{name} {kind}");
@@ -77,7 +75,7 @@ impl Metrics {
                 ("{outcome=\"failed\"}".into(), count(&self.turns_failed)),
             ],
         );
-        metric("turns_running", "gauge", "Turns that are being answered.", &one(count(&self.turns_running)));
+        metric("turns_running", "gauge", "Turns that are being answered.", &one(running as f64));
         let labelled = |name: &str, key: String, n: u64| (format!("{{{name}=\"{key}\"}}"), n as f64);
         let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         let rows: Vec<_> = requests.iter().map(|(code, n)| labelled("code", code.to_string(), *n)).collect();

@@ -27,8 +27,7 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Result<Response, Probl
     let ready = resumed && document.get("ready") == Some(&Value::Bool(true));
     if let Value::Object(fields) = &mut document {
         fields.insert("ready".into(), ready.into());
-        let running = app.metrics.turns_running.load(Ordering::Relaxed);
-        fields.insert("turns".into(), json!({ "resumed": resumed, "running": running }));
+        fields.insert("turns".into(), json!({ "resumed": resumed, "running": app.turns_running() }));
     }
     let mut response = json(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, &document);
     if !ready {
@@ -48,5 +47,5 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
         .await
         .ok();
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    ([(header::CONTENT_TYPE, kind)], app.metrics.render(health.as_ref())).into_response()
+    ([(header::CONTENT_TYPE, kind)], app.metrics.render(app.turns_running(), health.as_ref())).into_response()
 }

@@ -6,8 +6,8 @@
 //! either still to be answered or answered, and never answered twice.
 
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use statehouse_http::{Closing, Problem};
@@ -52,8 +52,11 @@ async fn take_all(app: &Arc<App>, running: &mut JoinSet<()>) {
             let (holder, lease) = (app.holder.clone(), micros(limits.lease));
             match app.store(move |s| s.take_turn(&holder, lease)).await {
                 Ok(Some(turn)) => {
-                    app.metrics.turns_running.fetch_add(1, Ordering::Relaxed);
-                    running.spawn(one(Arc::clone(app), turn));
+                    // A machine that slept longer than a lease finds its own turns free. Taking one up has leased it
+                    // again, and the answer that is under way goes on.
+                    if let Some(place) = Running::begin(app, turn.id) {
+                        running.spawn(one(Arc::clone(app), turn, place));
+                    }
                     pause = PAUSE_LEAST;
                 }
                 Ok(None) => {
@@ -115,7 +118,7 @@ async fn renew(app: Arc<App>) {
     let lease = app.options.turns.lease;
     loop {
         sleep(lease / 3).await;
-        if app.metrics.turns_running.load(Ordering::Relaxed) == 0 {
+        if app.turns_running() == 0 {
             continue;
         }
         let holder = app.holder.clone();
@@ -125,8 +128,28 @@ async fn renew(app: Arc<App>) {
     }
 }
 
+/// The mark that this process answers a turn; gone when the turn has ended, however it did.
+struct Running {
+    app: Arc<App>,
+    turn: TurnId,
+}
+
+impl Running {
+    /// `None` if the turn is being answered already.
+    fn begin(app: &Arc<App>, turn: TurnId) -> Option<Running> {
+        let new = app.running.lock().unwrap_or_else(PoisonError::into_inner).insert(turn);
+        new.then(|| Running { app: Arc::clone(app), turn })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.app.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.turn);
+    }
+}
+
 /// One turn from its lease to its end.
-async fn one(app: Arc<App>, turn: Turn) {
+async fn one(app: Arc<App>, turn: Turn, place: Running) {
     let growing = app.live.of(turn.id);
     let outcome = match answer(&app, &turn, &growing).await {
         Ok(text) => {
@@ -145,7 +168,7 @@ async fn one(app: Arc<App>, turn: Turn) {
         Outcome::Failed(_) => &app.metrics.turns_failed,
     };
     counter.fetch_add(1, Ordering::Relaxed);
-    app.metrics.turns_running.fetch_sub(1, Ordering::Relaxed);
+    drop(place);
     let done = matches!(outcome, Outcome::Done { .. });
     growing.send_modify(|p| p.outcome = Some(outcome));
     // For HTTP an answer is delivered when it lies where the client fetches it: in the store, and in the streams of
@@ -159,7 +182,8 @@ async fn one(app: Arc<App>, turn: Turn) {
 }
 
 async fn fail(app: &Arc<App>, id: TurnId, why: String) -> Outcome {
-    tracing::warn!(turn = %id, why, "a turn cannot be answered");
+    // The reason may quote what was said, and that belongs into no log.
+    tracing::warn!(turn = %id, "a turn cannot be answered");
     let (holder, reason) = (app.holder.clone(), why.clone());
     if let Err(e) = settle(app, id, move |s| s.fail_turn(id, &holder, reason.clone())).await {
         tracing::warn!(turn = %id, code = e.code, "could not close a turn");
@@ -199,8 +223,8 @@ async fn answer(app: &Arc<App>, turn: &Turn, growing: &Growing) -> Result<String
     match timeout(limits.answer_time, task.join_next()).await {
         Ok(Some(Ok(Ok(text)))) if text.trim().is_empty() => Err(CannotAnswer("the responder gave no answer".into())),
         Ok(Some(Ok(answered))) => answered,
-        Ok(Some(Err(e))) => {
-            tracing::error!(error = %e, "the responder broke down");
+        Ok(Some(Err(_))) => {
+            tracing::error!(turn = %turn.id, "the responder broke down");
             Err(CannotAnswer("the responder broke down".into()))
         }
         Ok(None) => Err(CannotAnswer("the responder gave no answer".into())),

@@ -58,3 +58,31 @@ fn shutting_down_does_not_wait_for_those_who_only_listen() {
     house.close();
     assert!(begin.elapsed() < Duration::from_secs(4), "took {:?}", begin.elapsed());
 }
+
+#[test]
+fn a_client_that_does_not_read_its_answers_loses_its_place() {
+    let house = House::with(|o| {
+        o.limits.connections = 1;
+        o.limits.write_time = Duration::from_millis(300);
+    });
+    let text = "x".repeat(1_000_000);
+    let message = serde_json::json!({ "conversation": "c", "text": text });
+    let receipt = house.post("/v1/messages?wait=20", &message).json();
+    let ask = format!(
+        "GET /v1/turns/{}/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n",
+        receipt["turn_id"].as_str().unwrap()
+    );
+    // Two megabytes for each of these, which is more than the kernel keeps for anybody.
+    let hog = crate::house::until("the place", || {
+        let mut hog = house.connect();
+        hog.write_all(ask.repeat(20).as_bytes()).unwrap();
+        let mut answer = [0; 12];
+        hog.read_exact(&mut answer).unwrap();
+        (&answer == b"HTTP/1.1 200").then_some(hog)
+    });
+    assert_eq!(house.call_with("GET", "/healthz", &[], b"").status, 503);
+    crate::house::until("the place that the hog had", || {
+        (house.call_with("GET", "/healthz", &[], b"").status == 200).then_some(())
+    });
+    drop(hog);
+}

@@ -240,6 +240,28 @@ fn a_turn_that_a_dead_gateway_left_is_answered_once() {
 }
 
 #[test]
+fn a_lease_that_ran_out_over_a_running_answer_begins_no_second_one() {
+    let (responder, asked) = ByHand::new();
+    let house = House::with(|o| {
+        o.responder = responder;
+        o.turns.poll = Duration::from_millis(20);
+        o.turns.lease = Duration::from_secs(3600);
+    });
+    let receipt = house.post("/v1/messages", &json!({ "conversation": "c", "text": "q" })).json();
+    let (_, answer) = asked.recv_timeout(WAIT).unwrap();
+    answer.send(Ok("only ".into())).unwrap();
+    // What the runner finds after the machine has slept: its turn is free, and something was committed.
+    house.store.trim_leases(statehouse_sessions::Micros(i64::MAX)).unwrap();
+    let id = receipt["turn_id"].as_str().unwrap().parse().unwrap();
+    until("the turn to be leased again", || (house.store.turn(id).unwrap().attempts == 2).then_some(()));
+    answer.send(Ok("once".into())).unwrap();
+    drop(answer);
+    let reply = until("the answer", || house.store.turn(id).unwrap().reply_id);
+    assert_eq!(house.store.message(reply).unwrap().text, "only once");
+    assert!(asked.try_recv().is_err(), "the responder was asked again");
+}
+
+#[test]
 fn a_turn_that_another_process_queued_is_taken_up() {
     let directory = tempfile::tempdir().unwrap();
     let house = House::at(directory.path(), |o| o.turns.poll = Duration::from_millis(50));

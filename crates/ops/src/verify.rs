@@ -101,11 +101,11 @@ pub fn read(path: &Path, scratch: &Path, patience: Duration) -> Result<Seen> {
 
 fn refuse_alarming(family: &Family) -> Result<()> {
     use statehouse_sqlite::Reason;
-    match holders::dangerous(family)? {
+    match holders::dangerous(family)?.first() {
         None => Ok(()),
         Some(h) => {
             let reason = if h.ghost { Reason::HeldRetired } else { Reason::HeldNaked };
-            Err(Error::refused(reason, family.main(), name(&h)))
+            Err(Error::refused(reason, family.main(), name(h)))
         }
     }
 }

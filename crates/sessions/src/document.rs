@@ -3,6 +3,8 @@
 //! The command line and the dashboard's API answer with the same documents, so they are written once, here. They are a
 //! contract: fields are added and never change. Times are RFC 3339 in UTC with microseconds.
 
+use std::borrow::Cow;
+
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -53,6 +55,15 @@ impl<'a> From<&'a Session> for SessionDocument<'a> {
     }
 }
 
+/// What is kept verbatim, as every reader can read it: half of a surrogate pair, which Python writes as an escape and
+/// strict readers refuse, becomes U+FFFD. One such message would otherwise make a whole document unreadable.
+fn readable(raw: &RawValue) -> Cow<'_, RawValue> {
+    match crate::json::mended(raw.get()).and_then(|mended| RawValue::from_string(mended).ok()) {
+        Some(mended) => Cow::Owned(mended),
+        None => Cow::Borrowed(raw),
+    }
+}
+
 /// One message.
 #[derive(Debug, Serialize)]
 pub struct MessageDocument<'a> {
@@ -60,13 +71,13 @@ pub struct MessageDocument<'a> {
     seq: i64,
     role: Role,
     text: &'a str,
-    parts: Option<&'a RawValue>,
-    tool_calls: Option<&'a RawValue>,
+    parts: Option<Cow<'a, RawValue>>,
+    tool_calls: Option<Cow<'a, RawValue>>,
     tool_call_id: Option<&'a str>,
     tool_name: Option<&'a str>,
     created_at: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    extra: Option<&'a RawValue>,
+    extra: Option<Cow<'a, RawValue>>,
 }
 
 impl<'a> From<&'a Message> for MessageDocument<'a> {
@@ -76,12 +87,12 @@ impl<'a> From<&'a Message> for MessageDocument<'a> {
             seq: m.seq,
             role: m.role,
             text: &m.text,
-            parts: m.parts.as_deref(),
-            tool_calls: m.tool_calls.as_deref(),
+            parts: m.parts.as_deref().map(readable),
+            tool_calls: m.tool_calls.as_deref().map(readable),
             tool_call_id: m.tool_call_id.as_deref(),
             tool_name: m.tool_name.as_deref(),
             created_at: time(m.created_at),
-            extra: m.extra.as_deref(),
+            extra: m.extra.as_deref().map(readable),
         }
     }
 }
@@ -236,7 +247,7 @@ mod tests {
             role: Role::Assistant,
             text: "\u{1f600}".into(),
             parts: Some(parts),
-            tool_calls: None,
+            tool_calls: Some(RawValue::from_string(r#"["half \ud83e of a pair"]"#.into()).unwrap()),
             tool_call_id: None,
             tool_name: None,
             created_at: Micros(3),
@@ -255,6 +266,7 @@ mod tests {
             }
         }
         assert_eq!(whole["messages"][0]["role"], "assistant");
+        assert_eq!(whole["messages"][0]["tool_calls"][0], "half \u{fffd} of a pair");
         assert_eq!(whole["messages"][0]["created_at"], "1970-01-01T00:00:00.000003Z");
         assert_eq!(whole["origin"], serde_json::json!({"system": "hermes", "id": "20260101_ab"}));
     }

@@ -8,8 +8,8 @@ pub(crate) fn parse(json: &str) -> Option<Value> {
     serde_json::from_str(json).ok().or_else(|| serde_json::from_str(&mended(json)?).ok())
 }
 
-/// `None` if there is nothing to mend.
-fn mended(json: &str) -> Option<String> {
+/// The same text without halves of surrogate pairs; `None` if there is nothing to mend.
+pub(crate) fn mended(json: &str) -> Option<String> {
     let bytes = json.as_bytes();
     let unit = |at: usize| -> Option<u16> {
         let digits = json.get(at..at + 6)?.strip_prefix("\\u")?;

@@ -2,6 +2,7 @@
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
 mod conversations;
+mod import;
 mod jobs;
 mod merge;
 mod schema;

@@ -51,7 +51,17 @@ pub fn read_to_string(path: &Path, limit: u64) -> io::Result<String> {
     Ok(text)
 }
 
-/// Opens a file for reading and writing, creates it with mode 0600 whatever the umask if it is not there, and never
+/// Makes a file of this user's private if it is not; somebody else's is left as it is.
+fn tighten(file: &File) -> io::Result<()> {
+    let status = rustix::fs::fstat(file)?;
+    let ours = status.st_uid == rustix::process::geteuid().as_raw();
+    if ours && status.st_mode & 0o177 != 0 {
+        rustix::fs::fchmod(file, Mode::RUSR | Mode::WUSR)?;
+    }
+    Ok(())
+}
+
+/// Opens a file for reading and writing, creates it with mode 0600 whatever the umask if it is not there, gives it that mode if it is ours and has another, and never
 /// follows a symlink at the end of the path. For lock files and records.
 ///
 /// # Errors
@@ -66,10 +76,12 @@ pub fn open_private(path: &Path) -> io::Result<File> {
             rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
             Ok(file)
         }
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists =>
-        {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            let flags = flags | OFlags::NONBLOCK.bits() as i32;
             #[expect(clippy::disallowed_methods, reason = "the identity was checked above")]
-            OpenOptions::new().read(true).write(true).custom_flags(flags | OFlags::NONBLOCK.bits() as i32).open(path)
+            let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
+            tighten(&file)?;
+            Ok(file)
         }
         Err(e) => Err(e),
     }

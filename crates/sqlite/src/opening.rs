@@ -7,17 +7,20 @@ use crate::database::{Event, Options, Schema};
 use crate::error::{Error, Reason, Result};
 use crate::family::Family;
 use crate::generation::Record;
+use crate::members::{self, Registration};
 use crate::prepare::{self, Prepared};
 use crate::turnstile::Turnstile;
 use crate::{recovery, retired, side};
 
-/// How often an open is begun anew because the main file was replaced meanwhile.
+/// How often an open is begun anew because the main file was replaced, or a generation retired, meanwhile.
 const TRIES: usize = 5;
 
 /// A connection that may write, and the generation that it uses.
 pub(crate) struct Opened {
     pub(crate) connection: Connection,
     pub(crate) record: Record,
+    /// What says to everybody that this process has the database open.
+    pub(crate) member: Registration,
 }
 
 /// Opens for a process that has nothing of this database open.
@@ -28,7 +31,11 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
         if !unchanged(family, &prepared)? {
             continue;
         }
-        prepare::refuse_dangerous_holders(family, false)?;
+        if prepare::refuse_dangerous_strangers(family)?.is_some() {
+            drop(lock);
+            prepare::wait_for_ours(family)?;
+            continue;
+        }
         let opened = connect_to(family, options, &prepared)?;
         drop(lock);
         if retired::pending(family) {
@@ -43,7 +50,8 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
 /// Opens again for a process that holds the exclusive side of the recovery lock and has closed everything.
 pub(crate) fn reopen(family: &Family, options: &Options) -> Result<Opened> {
     let prepared = prepare::prepare(family, false, options.application_id)?;
-    prepare::refuse_dangerous_holders(family, true)?;
+    // Those of ours that still use the retired generation wait for this process, so it does not wait for them.
+    prepare::refuse_dangerous_strangers(family)?;
     let opened = connect_to(family, options, &prepared)?;
     merge(family, options, &opened.connection)?;
     Ok(opened)
@@ -55,6 +63,7 @@ fn unchanged(family: &Family, prepared: &Prepared) -> Result<bool> {
 }
 
 fn connect_to(family: &Family, options: &Options, prepared: &Prepared) -> Result<Opened> {
+    let member = members::register(&prepared.inspected, &options.role)?;
     let connection = connect::writer(family, options.application_id, options.patience)?;
     let record = Record::take(family)?;
     if record.generation().main != prepared.inspected.generation().main {
@@ -68,7 +77,7 @@ fn connect_to(family: &Family, options: &Options, prepared: &Prepared) -> Result
     if prepared.fresh || !prepared.inspected.created_before() {
         side::mark_created(&prepared.inspected)?;
     }
-    Ok(Opened { connection, record })
+    Ok(Opened { connection, record, member })
 }
 
 fn migrate(family: &Family, connection: &Connection, schema: &dyn Schema) -> Result<()> {

@@ -1,10 +1,19 @@
 //! Everything that is looked at and made before SQLite opens a database of ours.
 
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+
 use crate::error::{Error, Reason, Result};
 use crate::family::{Family, Member};
+use crate::generation::PRESENCE_BYTE;
 use crate::headers::{self, Headers};
+use crate::holders::{self, Holder};
 use crate::secure::{self, Inspected, Purpose};
-use crate::{filesystem, side};
+use crate::{filesystem, ofd, side};
+
+/// How long an opener waits for processes of ours that use a retired generation: they notice within a second.
+const NOTICE: Duration = Duration::from_secs(5);
 
 /// A family that may be opened.
 pub(crate) struct Prepared {
@@ -43,7 +52,49 @@ pub(crate) fn prepare(family: &Family, create: bool, application_id: i32) -> Res
     Ok(Prepared { inspected, fresh })
 }
 
-/// Refuses while a process that is not ours uses a retired generation or has lost its locks.
-pub(crate) fn refuse_dangerous_holders(_family: &Family, _recovering: bool) -> Result<()> {
+/// Refuses beside a process that goes on writing into a retired generation, or that has lost its locks. Gives back one
+/// of ours that does; it will notice by itself and let go.
+///
+/// One of ours that has lost its locks is no danger to an opening while somebody holds the presence byte: then nothing is
+/// truncated under its map, and nothing of ours unlinks.
+pub(crate) fn refuse_dangerous_strangers(family: &Family) -> Result<Option<Holder>> {
+    let (ours, foreign): (Vec<_>, Vec<_>) =
+        holders::dangerous(family)?.into_iter().partition(|holder| holder.role.is_some());
+    if let Some(holder) = foreign.first() {
+        return Err(held_by(family, holder));
+    }
+    let kept = ours.is_empty() || presence_is_held(family);
+    Ok(ours.into_iter().find(|h| h.ghost || !kept))
+}
+
+/// Waits until no process of ours uses a retired generation. The caller must not hold the recovery lock, for that is what
+/// they need to let go.
+///
+/// # Errors
+/// A refusal that names the process when it did not let go in time.
+pub(crate) fn wait_for_ours(family: &Family) -> Result<()> {
+    let begun = Instant::now();
+    while let Some(holder) = refuse_dangerous_strangers(family)? {
+        if begun.elapsed() >= NOTICE {
+            return Err(held_by(family, &holder));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
     Ok(())
+}
+
+fn held_by(family: &Family, holder: &Holder) -> Error {
+    let reason = if holder.ghost { Reason::HeldRetired } else { Reason::HeldNaked };
+    let pid = holder.pid.map_or_else(|| "a process that is not visible here".into(), |pid| format!("PID {pid}"));
+    Error::refused(reason, family.main(), format!("{pid}, {}; to stop it: {}", holder.command.join(" "), holder.stop))
+}
+
+/// True if somebody holds the byte of the index that says that the generation is in use. This process has no connection
+/// yet whose locks a close could drop.
+fn presence_is_held(family: &Family) -> bool {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let Ok(index) = rustix::fs::open(family.path(Member::Shm), flags, Mode::empty()) else { return false };
+    let (start, end) = PRESENCE_BYTE;
+    let byte = ofd::Range { start, length: end - start };
+    matches!(ofd::conflict(&index, ofd::Kind::Write, byte), Ok(Some(_)))
 }

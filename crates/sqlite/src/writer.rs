@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
+use crate::busy;
 use crate::error::{Error, Failure, Result};
 use crate::gate::Gate;
 use crate::generation::Record;
@@ -19,7 +20,8 @@ use crate::ticket::Answer;
 /// The most requests that one commit takes. It bounds how long one process keeps the turn.
 const BATCH: usize = 256;
 
-/// How often a request is run anew before its error is given to the one who asked.
+/// How often a request is run anew after SQLite could not use the files, before its error is given to the one who asked.
+/// After a lost generation it is run anew until its patience is over.
 const ATTEMPTS: u32 = 5;
 
 /// A write that somebody waits for.
@@ -260,8 +262,10 @@ pub(crate) fn run(connection: &Connection, gate: &Gate, record: &Record, queue: 
 }
 
 fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) -> Outcome {
-    for queued in &mut batch {
-        queued.attempts += 1;
+    if !matches!(why, Error::Retired { .. }) {
+        for queued in &mut batch {
+            queued.attempts += 1;
+        }
     }
     let (spent, again): (Vec<_>, Vec<_>) = batch.into_iter().partition(|q| q.attempts >= ATTEMPTS);
     queue.put_back(again);
@@ -300,8 +304,9 @@ fn begin(connection: &Connection, record: &Record, batch: &mut Vec<Queued>) -> R
         }
         let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(batch).into_iter().partition(Queued::expired);
         *batch = kept;
-        for queued in gone {
-            queued.give_up(Some("a program that is writing to the database".into()));
+        if !gone.is_empty() {
+            let holder = busy::who_writes(record.family());
+            gone.into_iter().for_each(|queued| queued.give_up(holder.clone()));
         }
         if batch.is_empty() {
             return Err(Error::Busy { waited: begun.elapsed(), holder: None });

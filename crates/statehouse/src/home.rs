@@ -138,6 +138,8 @@ impl Home {
         let config = self.config_file();
         if std::fs::symlink_metadata(&config).is_err() {
             create_private(&config, Config::TEMPLATE.as_bytes())?;
+        } else {
+            tighten(&config, 0o600)?;
         }
         let token = self.token_file();
         if std::fs::symlink_metadata(&token).is_err() {

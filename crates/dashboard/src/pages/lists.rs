@@ -80,7 +80,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>, uri: Uri) -> Result<Respon
 fn entry(session: &Session, last: Option<&Message>) -> Markup {
     html! {
         li {
-            a href={ "/sessions/" (session.id) } {
+            a href={ "/sessions/" (session.id) "#live-state" } {
                 span.title dir="auto" { (title(session)) }
                 @if let Some(last) = last {
                     span.preview dir="auto" { (speaker(last.role)) ": " (beginning(&last.text, 140)) }

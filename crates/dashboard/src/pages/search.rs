@@ -1,6 +1,7 @@
 //! What was said where.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -41,8 +42,8 @@ pub(crate) async fn search(State(app): State<Arc<App>>, uri: Uri) -> Result<Resp
             let hits = s.search(&asked, limit + 1)?;
             let mut titles: HashMap<SessionId, String> = HashMap::new();
             for hit in &hits {
-                if !titles.contains_key(&hit.session_id) {
-                    titles.insert(hit.session_id, title(&s.session(hit.session_id)?));
+                if let Entry::Vacant(place) = titles.entry(hit.session_id) {
+                    place.insert(title(&s.session(hit.session_id)?));
                 }
             }
             Ok((hits, titles))

@@ -51,7 +51,7 @@ pub(super) async fn card(app: &App, good_for: Duration) -> Markup {
                     p { code.path { (health.path.display()) } }
                     dl.identities {
                         @for (name, identity) in members(health) {
-                            dt { (name) } dd { (identity) }
+                            div { dt { (name) } dd { (identity) } }
                         }
                     }
                 },
@@ -169,8 +169,8 @@ fn table(document: &Value) -> Markup {
             div.scroll tabindex="0" role="region" aria-labelledby="who" {
                 table.holders {
                     thead { tr {
-                        th scope="col" { "PID" } th scope="col" { "Role" } th scope="col" { "Command" } th scope="col" { "User" }
-                        th scope="col" { "Files" } th scope="col" { "Locks" } th scope="col" { "State" }
+                        th scope="col" { "PID" } th scope="col" { "State" } th scope="col" { "Role" } th scope="col" { "Command" }
+                        th scope="col" { "User" } th scope="col" { "Files" } th scope="col" { "Locks" }
                     } }
                     tbody { @for holder in holders { (row(holder)) } }
                 }
@@ -190,20 +190,28 @@ fn row(holder: &Value) -> Markup {
         .and_then(Value::as_array)
         .map_or(String::new(), |words| words.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" "));
     html! {
+        // The labels stand beside the cells where the screen is too narrow for columns.
         tr.bad[!faults.is_empty()] {
-            th scope="row" { @match holder.get("pid").and_then(Value::as_i64) { Some(pid) => { (pid) }, None => { "unseen" } } }
-            td { (text(holder, "role")) @if is(holder, "self") { span.quiet { " (this page)" } } }
-            td { code.command { (crate::words::beginning(&command, 200)) } }
-            td { (text(holder, "user")) }
-            td { (files(holder)) }
-            td { (locks(holder)) }
-            td {
+            th scope="row" data-label="PID" {
+                @match holder.get("pid").and_then(Value::as_i64) { Some(pid) => { (pid) }, None => { "unseen" } }
+            }
+            td data-label="State" {
                 @if faults.is_empty() { span.good { "in order" } }
-                @for fault in &faults { strong.bad { (fault) } " " }
-                @if !faults.is_empty() && !text(holder, "stop").is_empty() {
+                @for fault in &faults { strong.fault { (fault) } }
+                @if is(holder, "ghost") {
+                    p.quiet { "Keep it running until its deleted log is copied: what it wrote is nowhere else." }
+                } @else if !faults.is_empty() && !text(holder, "stop").is_empty() {
                     p.quiet { "To stop it: " code { (text(holder, "stop")) } }
                 }
             }
+            td data-label="Role" {
+                @match text(holder, "role") { "" => "–", role => { (role) } }
+                @if is(holder, "self") { span.quiet { " (this page)" } }
+            }
+            td data-label="Command" { code { (crate::words::beginning(&command, 200)) } }
+            td data-label="User" { (text(holder, "user")) }
+            td data-label="Files" { (files(holder)) }
+            td data-label="Locks" { (locks(holder)) }
         }
     }
 }

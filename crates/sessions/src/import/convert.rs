@@ -187,6 +187,7 @@ pub(super) fn role(name: &str) -> (Role, bool) {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 mod tests {
     use super::*;
 

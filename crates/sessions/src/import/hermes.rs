@@ -143,7 +143,7 @@ impl<'a> Import<'a> {
 
     fn prepare<'s>(&self, source: &'s Source, sql: &str) -> Result<(Statement<'s>, Vec<String>)> {
         let statement = source.connection.prepare(sql).map_err(|e| self.bad(e))?;
-        let names = statement.column_names().into_iter().map(str::to_owned).collect();
+        let names = statement.column_names().map(str::to_owned).collect();
         Ok((statement, names))
     }
 

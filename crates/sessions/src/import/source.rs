@@ -2,12 +2,16 @@
 //!
 //! Opening a database in WAL mode, even read-only, makes files beside it, and closing it may take them away. So the
 //! source is opened in place only when nothing stands beside it, with `immutable=1`, which makes SQLite touch nothing
-//! but the one file. With a log or journal beside it a private copy is opened instead. The copy is taken while the
-//! owner may be writing, and is consistent because it is taken again until it is certain that
+//! but the one file. With a log or journal beside it a private copy is opened instead, and the copy is consistent
+//! although the owner may be writing:
 //!
-//! * the main file was the same, by time, size and content, before and after (no checkpoint ran meanwhile), and
-//! * the log was not started over: its header is the same, so that what was copied of it is a beginning of what it
-//!   held. A transaction that was being appended lacks its commit frame in the copy, and SQLite leaves it out.
+//! * **With a log** the main file is copied first and the log after it, and both are copied again if the log was
+//!   started over meanwhile (its header then has other salts). If it was not, it only grew. A checkpoint may have
+//!   written to the main file while it was copied, but every page that it wrote is a frame of this same log and so is in
+//!   the copy, which SQLite reads in preference to the main file. A transaction that was being appended lacks its commit
+//!   frame, and SQLite leaves it out.
+//! * **Without a log** (rollback mode) main file and journal must be the same, by time, size and content, before and
+//!   after.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, Metadata};
@@ -116,8 +120,11 @@ impl Source {
         let directory = PrivateDirectory::new(scratch).map_err(io)?;
         let copy = directory.0.join("source");
         for attempt in 1.. {
-            if copy_once(main, &copy).map_err(io)? {
-                break;
+            match copy_once(main, &copy) {
+                Ok(true) => break,
+                // The owner took its log away between two looks.
+                Err(e) if e.kind() != io::ErrorKind::NotFound || attempt == TRIES => return Err(io(e)),
+                _ => {}
             }
             if attempt == TRIES {
                 return Err(bad(main, "it is written to faster than it can be copied; stop its program, or try later"));
@@ -145,7 +152,7 @@ impl Source {
 /// True if a log or journal with content stands beside the main file.
 fn has_side_files(main: &Path) -> io::Result<bool> {
     for suffix in ["-wal", "-journal"] {
-        if Stamp::at(&beside(main, suffix))?.is_some_and(|s| s.size > 0) {
+        if content(&beside(main, suffix))?.is_some() {
             return Ok(true);
         }
     }
@@ -175,33 +182,28 @@ fn open_uri(path: &Path, parameters: &str, flags: OpenFlags) -> rusqlite::Result
 
 /// Copies main file, log and journal. False if they were changed meanwhile in a way that spoils the copy.
 fn copy_once(main: &Path, copy: &Path) -> io::Result<bool> {
-    let before = Stamp::at(main)?;
-    let main_hash = copy_file(main, copy)?;
-    let wal = beside(main, "-wal");
-    let journal = beside(main, "-journal");
-    let mut wal_head = None;
-    if Stamp::at(&wal)?.is_some_and(|s| s.size > 0) {
-        wal_head = Some(head(&wal)?);
-        copy_file(&wal, &beside(copy, "-wal"))?;
-    } else {
-        remove(&beside(copy, "-wal"))?;
+    let (wal, journal) = (beside(main, "-wal"), beside(main, "-journal"));
+    for suffix in ["-wal", "-journal"] {
+        remove(&beside(copy, suffix))?;
     }
-    let journal_before = Stamp::at(&journal)?.filter(|s| s.size > 0);
-    if journal_before.is_some() {
+    let before = (Stamp::at(main)?, content(&journal)?);
+    let log = if content(&wal)?.is_some() { Some(head(&wal)?) } else { None };
+    let main_hash = copy_file(main, copy)?;
+    if before.1.is_some() {
         copy_file(&journal, &beside(copy, "-journal"))?;
-    } else {
-        remove(&beside(copy, "-journal"))?;
+    }
+    if let Some(log) = log {
+        copy_file(&wal, &beside(copy, "-wal"))?;
+        return Ok(head(&beside(copy, "-wal"))? == log && head(&wal)? == log && content(&journal)? == before.1);
     }
     // A file's times move in steps of some milliseconds: only the content proves that it was not written to.
-    let same_wal = match &wal_head {
-        Some(head_before) => matches!(head(&wal), Ok(now) if now == *head_before),
-        None => !Stamp::at(&wal)?.is_some_and(|s| s.size > 0),
-    };
-    Ok(same_wal
-        && Stamp::at(main)? == before
-        && hash(files::open(main)?, io::sink())? == main_hash
-        && Stamp::at(main)? == before
-        && Stamp::at(&journal)?.filter(|s| s.size > 0) == journal_before)
+    let same_content = hash(files::open(main)?, io::sink())? == main_hash;
+    Ok(same_content && content(&wal)?.is_none() && (Stamp::at(main)?, content(&journal)?) == before)
+}
+
+/// What is known of a file that holds something.
+fn content(path: &Path) -> io::Result<Option<Stamp>> {
+    Ok(Stamp::at(path)?.filter(|s| s.size > 0))
 }
 
 fn remove(path: &Path) -> io::Result<()> {

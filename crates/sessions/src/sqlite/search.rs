@@ -155,6 +155,7 @@ fn snippet(text: &str, places: &[(usize, usize)]) -> String {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 mod tests {
     use super::*;
 

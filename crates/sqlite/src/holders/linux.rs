@@ -27,6 +27,12 @@ struct Opaque {
     stat: Stat,
 }
 
+/// Locks that nobody was seen to hold.
+struct Unexplained {
+    unowned: Vec<(Member, FileId, Lock)>,
+    owners: Vec<i32>,
+}
+
 /// One look at everything.
 struct Picture {
     target: Target,
@@ -50,23 +56,24 @@ fn picture(walker: &mut Walker, family: &Family, maps: bool) -> Result<Picture> 
     Ok(Picture { target, holders, opaque, pids, locks: Vec::new() })
 }
 
-pub(super) fn dangerous(family: &Family) -> Result<Option<Holder>> {
+pub(super) fn dangerous(family: &Family) -> Result<Vec<Holder>> {
     let mut walker = Walker::new()?;
     let own = rustix::process::getpid().as_raw_nonzero().get();
     let mut picture = picture(&mut walker, family, false)?;
     picture.holders.retain(|f| f.process.pid != own && suspicious(f));
+    let mut dangerous = Vec::new();
     if picture.holders.is_empty() {
-        return Ok(None);
+        return Ok(dangerous);
     }
     let about = About::read(family);
     for facts in picture.holders {
         let Some(facts) = confirm(&mut walker, family, facts)? else { continue };
         let holder = about.holder(&mut walker, facts);
         if holder.naked && !holder.fenced || holder.ghost {
-            return Ok(Some(holder));
+            dangerous.push(holder);
         }
     }
-    Ok(None)
+    Ok(dangerous)
 }
 
 pub(super) fn mapping_index(family: &Family) -> Result<Vec<i32>> {
@@ -87,6 +94,7 @@ pub(super) fn scan(family: &Family) -> Result<Report> {
         picture = picture_with_locks(&mut walker, family)?;
     }
     let about = About::read(family);
+    let unexplained = Unexplained { unowned: picture.unowned(), owners: picture.unseen_owners() };
     let mut holders = Vec::new();
     for facts in std::mem::take(&mut picture.holders) {
         let id = facts.process;
@@ -98,7 +106,7 @@ pub(super) fn scan(family: &Family) -> Result<Report> {
         });
         holders.extend(facts.map(|facts| about.holder(&mut walker, facts)));
     }
-    Ok(conclude(&mut walker, family, &about, picture, holders))
+    Ok(conclude(&mut walker, family, &about, picture, unexplained, holders))
 }
 
 fn picture_with_locks(walker: &mut Walker, family: &Family) -> Result<Picture> {
@@ -308,7 +316,15 @@ fn table_files(locks: &[(Member, FileId, Lock)]) -> Vec<HeldFile> {
 }
 
 /// Adds who shows only by a lock, clears whom nothing speaks against, and says how sure all that is.
-fn conclude(walker: &mut Walker, family: &Family, about: &About, picture: Picture, mut holders: Vec<Holder>) -> Report {
+fn conclude(
+    walker: &mut Walker,
+    family: &Family,
+    about: &About,
+    picture: Picture,
+    unexplained: Unexplained,
+    mut holders: Vec<Holder>,
+) -> Report {
+    let Unexplained { unowned, owners } = unexplained;
     let mut limits = Vec::new();
     let by_lock = |holder: &mut Holder, locks: &[(Member, FileId, Lock)]| {
         holder.files = table_files(locks);
@@ -317,7 +333,7 @@ fn conclude(walker: &mut Walker, family: &Family, about: &About, picture: Pictur
         holder.naked = index && !(holder.locks.shared && holder.locks.dms);
     };
     let seen = |pid: i32| picture.pids.contains(&pid) && !picture.opaque.iter().any(|o| o.pid == pid);
-    for pid in picture.unseen_owners() {
+    for pid in owners {
         // Whoever can be looked at and has no file of the family any more has just let go.
         if seen(pid) {
             continue;
@@ -328,7 +344,6 @@ fn conclude(walker: &mut Walker, family: &Family, about: &About, picture: Pictur
         by_lock(&mut holder, &locks);
         holders.push(holder);
     }
-    let unowned = picture.unowned();
     if !unowned.is_empty() {
         let mut holder = about.stranger(walker, None);
         holder.pid_namespace = if picture.opaque.is_empty() { Namespace::Other } else { Namespace::Unknown };
@@ -347,7 +362,9 @@ fn conclude(walker: &mut Walker, family: &Family, about: &About, picture: Pictur
                 holders.push(holder);
             }
             Some(_) => {}
-            None => limits.push("locks of hidden processes were not asked for, because that could drop this process's own".to_owned()),
+            None => limits.push(
+                "locks of hidden processes were not asked for, because that could drop this process's own".to_owned(),
+            ),
         }
         limits.push(
             "this is not the machine's own pid namespace: a process outside it is not listed, and shows only by a lock \

@@ -14,8 +14,8 @@ pub(super) fn scan(family: &Family) -> Result<Report> {
 }
 
 /// Opening goes on without this look; the generation checks around every commit stay in force.
-pub(super) fn dangerous(_family: &Family) -> Result<Option<Holder>> {
-    Ok(None)
+pub(super) fn dangerous(_family: &Family) -> Result<Vec<Holder>> {
+    Ok(Vec::new())
 }
 
 pub(super) fn mapping_index(family: &Family) -> Result<Vec<i32>> {

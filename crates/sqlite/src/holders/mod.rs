@@ -186,13 +186,13 @@ pub fn scan(family: &Family) -> Result<Report> {
     system::scan(family)
 }
 
-/// The first process other than this one that makes opening dangerous: a ghost, or one that has lost its locks. Our own
+/// The processes other than this one that make opening dangerous: ghosts, and those that have lost their locks. Our own
 /// fenced processes do not count, and an anchor is neither. Quick, for every opening asks it: maps of processes that have
 /// no file of the family open are not read, and what cannot be inspected is passed over.
 ///
 /// # Errors
 /// As [`scan`].
-pub fn dangerous(family: &Family) -> Result<Option<Holder>> {
+pub fn dangerous(family: &Family) -> Result<Vec<Holder>> {
     system::dangerous(family)
 }
 

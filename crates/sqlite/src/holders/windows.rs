@@ -14,8 +14,8 @@ pub(super) fn scan(family: &Family) -> Result<Report> {
 }
 
 /// Open files cannot be unlinked or replaced on Windows, so nobody can be left on a retired generation.
-pub(super) fn dangerous(_family: &Family) -> Result<Option<Holder>> {
-    Ok(None)
+pub(super) fn dangerous(_family: &Family) -> Result<Vec<Holder>> {
+    Ok(Vec::new())
 }
 
 pub(super) fn mapping_index(family: &Family) -> Result<Vec<i32>> {

@@ -147,8 +147,8 @@ impl Watch {
     fn look(&mut self) {
         let now = match holders::dangerous(&self.family) {
             // Most of the time nothing is wrong, and the quick look is all that is needed.
-            Ok(None) => Vec::new(),
-            Ok(Some(_)) => match holders::scan(&self.family) {
+            Ok(found) if found.is_empty() => Vec::new(),
+            Ok(_) => match holders::scan(&self.family) {
                 Ok(report) => report.holders,
                 Err(e) => return tracing::warn!("the holders cannot be looked at: {e}"),
             },
