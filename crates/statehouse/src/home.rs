@@ -278,7 +278,8 @@ impl Place {
             Some(p) if p.is_dir() => p.join(STORE),
             Some(p) => p.to_owned(),
         };
-        Place { database }
+        // A path that cannot be made absolute names nothing, which whoever looks at it will say.
+        Place { database: std::path::absolute(&database).unwrap_or(database) }
     }
 }
 
