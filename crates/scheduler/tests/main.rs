@@ -98,9 +98,8 @@ impl House {
     /// Due time and error of every occurrence of a job that has ended.
     fn ended(&self) -> Vec<(i64, Option<String>)> {
         let read = |c: &statehouse_sqlite::rusqlite::Connection| {
-            let mut all = c.prepare(
-                "SELECT due_at, error FROM occurrence WHERE finished_at IS NOT NULL ORDER BY due_at",
-            )?;
+            let mut all =
+                c.prepare("SELECT due_at, error FROM occurrence WHERE finished_at IS NOT NULL ORDER BY due_at")?;
             let rows = all.query_map([], |r| Ok((r.get(0)?, r.get(1)?)))?;
             Ok(rows.collect::<Result<_, _>>()?)
         };
