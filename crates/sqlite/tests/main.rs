@@ -8,6 +8,7 @@
 )]
 
 mod anchor;
+mod corners;
 mod generations;
 mod holder;
 mod holders;
