@@ -15,6 +15,7 @@ mod holders;
 mod image;
 mod locks;
 mod members;
+mod rescue;
 mod secure;
 mod support;
 mod turns;
