@@ -12,9 +12,10 @@ use crate::family::{Family, Generation, Member};
 use crate::gate::Gate;
 use crate::generation::Record;
 use crate::keeper::{self, Signals};
-use crate::members::Registration;
+use crate::members::{self, Registration};
 use crate::opening::{self, Opened};
 use crate::readers::Readers;
+use crate::retired::Kept;
 use crate::secure::{self, Purpose};
 use crate::ticket::{Ticket, ticket};
 use crate::turnstile::Turnstile;
@@ -292,6 +293,8 @@ fn write_loop(shared: &Shared, turnstile: &Turnstile, opened: Opened) {
     let mut held = Held::new(shared, opened);
     while shared.queue.next() {
         if !shared.gate.fenced() {
+            // It costs others time when this process is not known, and nothing else.
+            let _ = held.register_again(shared);
             if let Err(e) = turn(shared, turnstile, &held) {
                 shared.gate.fence(e);
             }
@@ -362,6 +365,8 @@ struct Held {
     connection: Option<Connection>,
     record: Record,
     captured: bool,
+    /// The files of the generation, from the capture until the handle goes on.
+    kept: Option<Kept>,
     member: Registration,
 }
 
@@ -376,7 +381,16 @@ impl Held {
         }));
         // As above. Whoever asks has a patience of their own, and the writer goes on trying until it is over.
         let _ = connection.busy_timeout(LOOK_AGAIN);
-        Held { connection: Some(connection), record, captured: false, member }
+        Held { connection: Some(connection), record, captured: false, kept: None, member }
+    }
+
+    /// Without a record the others would take this process for a stranger. Whoever removed the side directory removed it too.
+    fn register_again(&mut self, shared: &Shared) -> Result<()> {
+        if self.member.is_gone() {
+            let inspected = secure::inspect(&shared.family, Purpose::Own)?;
+            self.member = members::register(&inspected, &shared.options.role)?;
+        }
+        Ok(())
     }
 }
 
@@ -392,6 +406,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     side::create(&secure::inspect(family, Purpose::Own)?)?;
     let _lock = recovery::exclusive(family, shared.options.patience)?;
     // Not before the lock is held: an opener that finds nobody unfenced on a retired generation goes on.
+    held.register_again(shared)?;
     held.member.set_fenced(true)?;
     let lost: Vec<Member> = match held.record.check() {
         Err(Error::Retired { members }) => members,
@@ -401,13 +416,29 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         && !held.captured
     {
         retired::capture(family, held.record.generation(), &lost, connection)?;
+        if lost == [Member::Shm] {
+            held.kept = retired::keep(family, held.record.generation())?;
+        }
         held.captured = true;
     }
     close_readers(shared)?;
     held.connection = None;
     retired::move_aside(family, held.record.generation(), &lost)?;
+    if lost.contains(&Member::Wal) {
+        retired::move_headless_log(family)?;
+    }
     retired::settle(family)?;
     let opened = opening::reopen(family, &shared.options)?;
+    let (before, now) = (held.record.generation(), opened.record.generation());
+    if let Some(kept) = &held.kept
+        && (before.wal != now.wal || before.main != now.main)
+    {
+        // More was removed than when this process looked, and nobody else may have read it. The new connection stays open:
+        // what was merged into its log is in no other place.
+        retired::capture_kept(family, before, &before.differences(&now), kept)?;
+        retired::settle(family)?;
+        opening::merge(family, &shared.options, &opened.connection)?;
+    }
     let record = opened.record.clone();
     *held = Held::new(shared, opened);
     shared.readers.admit();

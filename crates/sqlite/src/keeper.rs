@@ -11,7 +11,7 @@ use crate::connect;
 use crate::database::Shared;
 use crate::error::{Error, Result};
 use crate::secure::{self, Purpose};
-use crate::{recovery, side};
+use crate::{members, recovery, side};
 
 /// How often the generation is looked at. A retired one must be noticed within a second.
 const TICK: Duration = Duration::from_millis(250);
@@ -75,7 +75,8 @@ impl Signals {
 
 pub(crate) fn run(shared: &Shared) {
     while shared.signals.wait() {
-        if shared.gate.check().is_err() {
+        // The writer registers anew when somebody has removed the record: without one this process looks like a stranger.
+        if shared.gate.check().is_err() || !members::are_recorded(&shared.family) {
             shared.queue.rouse();
         } else if shared.signals.backlog() >= CHECKPOINT_FRAMES {
             // A checkpoint that does not succeed is tried again at the next tick; nothing depends on this one.

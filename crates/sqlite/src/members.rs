@@ -90,6 +90,11 @@ pub struct Registration {
     record: Mutex<Record>,
 }
 
+/// True if the directory of the records is there.
+pub(crate) fn are_recorded(family: &Family) -> bool {
+    family.side_directory().join(DIRECTORY).is_dir()
+}
+
 /// Registers this process; removes the records of processes that are gone on the way.
 ///
 /// # Errors
@@ -171,6 +176,11 @@ impl Registration {
     /// What the record says now.
     pub fn record(&self) -> Record {
         self.record.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// True if somebody has removed the record from its directory.
+    pub fn is_gone(&self) -> bool {
+        rustix::fs::fstat(&self.file).is_ok_and(|s| s.st_nlink == 0)
     }
 
     /// Says whether this process is cut off from a retired generation.

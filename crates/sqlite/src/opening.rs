@@ -118,7 +118,8 @@ fn migrate(family: &Family, connection: &Connection, schema: &dyn Schema) -> Res
     }
 }
 
-fn merge(family: &Family, options: &Options, connection: &Connection) -> Result<()> {
+/// Takes over what captures hold that were not merged yet. To be called with the exclusive side of the recovery lock.
+pub(crate) fn merge(family: &Family, options: &Options, connection: &Connection) -> Result<()> {
     let Some(schema) = &options.schema else { return Ok(()) };
     if !retired::pending(family) {
         return Ok(());

@@ -16,11 +16,12 @@ use std::path::{Path, PathBuf};
 use rusqlite::Connection;
 use serde::Serialize;
 
-use crate::error::{Error, Failure, Result};
+use crate::error::{Error, Failure, Reason, Result};
 use crate::family::{Family, Generation, Identity, Member};
 use crate::image::{self, ImageError};
 use crate::wal::{self, ReadAt};
-use crate::{connect, files, locks};
+use crate::secure::{self, Purpose};
+use crate::{connect, files, headers, locks};
 
 const MERGED: &str = "merged";
 const UNREADABLE: &str = "unreadable";
@@ -62,6 +63,25 @@ fn descriptor(family: &Family, member: Member, wanted: Option<Identity>) -> Resu
     let magic = format!("/proc/self/fd/{}", open.fd);
     let file = rustix::fs::open(magic, flags, rustix::fs::Mode::empty()).map_err(|e| Error::io("read", &path, e))?;
     Ok(Some(file.into()))
+}
+
+/// The main file and the log that a process had open, kept readable while its connections are closed.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    main: File,
+    log: File,
+}
+
+/// Keeps the files of a generation whose log its path still names, for somebody may remove it while the handle opens again.
+pub(crate) fn keep(family: &Family, generation: Generation) -> Result<Option<Kept>> {
+    let main = descriptor(family, Member::Main, generation.main)?;
+    let log = descriptor(family, Member::Wal, generation.wal)?;
+    Ok(main.zip(log).map(|(main, log)| Kept { main, log }))
+}
+
+/// As [`capture`], from what was kept.
+pub(crate) fn capture_kept(family: &Family, generation: Generation, lost: &[Member], kept: &Kept) -> Result<()> {
+    write(family, generation, lost, &kept.main, &kept.log)
 }
 
 /// Captures what this process had open when its generation was retired. `reader` must be a connection of that generation;
@@ -193,7 +213,8 @@ fn copy(family: &Family, generation: Generation, lost: &[Member], main: &File, l
 fn checkpoint_was_interrupted(family: &Family, generation: Generation) -> Result<bool> {
     const BACKFILL: u64 = 96;
     const BACKFILL_ATTEMPTED: u64 = 128;
-    let Some(index) = descriptor(family, Member::Shm, generation.shm)? else { return Ok(false) };
+    // Without the index nobody can say, and putting the log back is right as long as nobody has begun another.
+    let Some(index) = descriptor(family, Member::Shm, generation.shm)? else { return Ok(true) };
     let word = |at| {
         let mut bytes = [0; 4];
         let read = index.read_at(&mut bytes, at).map_err(|e| Error::io("read", &family.path(Member::Shm), e))?;
@@ -377,6 +398,29 @@ fn one(
     done
 }
 
+/// Takes a log away from its path that SQLite would not read: a stranger who found the old index, but not the log that
+/// belongs to it, has appended to a new file as if the log were there.
+pub(crate) fn move_headless_log(family: &Family) -> Result<()> {
+    let inspected = secure::inspect(family, Purpose::Own)?;
+    let headless = headers::check(&inspected).is_err_and(|e| e.reason() == Some(Reason::WalHeader));
+    match inspected.generation().wal {
+        Some(log) if headless => move_member(family, Member::Wal, log.inode),
+        _ => Ok(()),
+    }
+}
+
+fn move_member(family: &Family, member: Member, inode: u64) -> Result<()> {
+    let parent = directory(family);
+    private_directory(&parent)?;
+    let to = parent.join(format!("{member}-{inode:x}.moved"));
+    let from = family.path(member);
+    match std::fs::rename(&from, &to) {
+        // Whoever removes files may have been quicker.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        moved => moved.map_err(|e| Error::io("move aside", &from, e)),
+    }
+}
+
 /// Takes away from the paths what belongs to a retired generation and would be paired, by name, with files that it does not
 /// belong to: an old log beside a new main file, or an old index beside a new log. They are moved, not deleted.
 pub(crate) fn move_aside(family: &Family, generation: Generation, lost: &[Member]) -> Result<()> {
@@ -388,12 +432,7 @@ pub(crate) fn move_aside(family: &Family, generation: Generation, lost: &[Member
         if generation.get(member).is_none() || now.get(member) != generation.get(member) {
             continue;
         }
-        let parent = directory(family);
-        private_directory(&parent)?;
-        let inode = generation.get(member).map_or(0, |i| i.inode);
-        let to = parent.join(format!("{member}-{inode:x}.moved"));
-        let from = family.path(member);
-        std::fs::rename(&from, &to).map_err(|e| Error::io("move aside", &from, e))?;
+        move_member(family, member, generation.get(member).map_or(0, |i| i.inode))?;
     }
     Ok(())
 }

@@ -69,6 +69,21 @@ impl Holder {
         }
     }
 
+    /// The answer to an order that was sent, if it has come.
+    pub(crate) fn answered(&mut self) -> Option<Result<String, String>> {
+        let lines = self.0.pending_lines();
+        assert!(lines.len() < 2, "one order at a time: {lines:?}");
+        lines.first().map(|line| match line.split_once(' ').unwrap_or((line, "")) {
+            ("ok", rest) => Ok(rest.to_owned()),
+            (_, rest) => Err(rest.to_owned()),
+        })
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        self.0.signal(signal);
+    }
+
     pub(crate) fn pid(&self) -> u32 {
         self.0.pid()
     }

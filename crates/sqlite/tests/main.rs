@@ -17,6 +17,7 @@ mod locks;
 mod members;
 mod rescue;
 mod secure;
+mod storms;
 mod support;
 mod turns;
 mod writing;

@@ -106,7 +106,7 @@ fn a_checkpoint_that_was_killed_half_way_before_the_log_was_removed_damages_noth
 
 fn stop(holder: &Holder, stop: bool) {
     let signal = if stop { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
-    rustix::process::kill_process(rustix::process::Pid::from_raw(holder.pid() as i32).unwrap(), signal).unwrap();
+    holder.signal(signal);
 }
 
 struct Numbers;
