@@ -28,6 +28,10 @@ const RETRY: Duration = Duration::from_millis(250);
 /// How long a recovery waits for the reads of its own process at a time. It holds a lock meanwhile that others want.
 const READS_END: Duration = Duration::from_millis(600);
 
+/// How long a recovery leaves it to other processes of ours to notice that their files were replaced. One that was stopped
+/// notices nothing, and shall not keep the others for ever.
+const CONSIDERATE: Duration = Duration::from_secs(2);
+
 /// How long the writer waits inside SQLite for a stranger's lock before it looks at the generation again.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -301,6 +305,7 @@ fn write_loop(shared: &Shared, turnstile: &Turnstile, opened: Opened) {
             continue;
         }
         shared.options.tell(&Event::Fenced { cause: shared.gate.cause() });
+        held.fenced_since = Instant::now();
         if !reopen(shared, &mut held) {
             break;
         }
@@ -365,6 +370,8 @@ struct Held {
     connection: Option<Connection>,
     record: Record,
     captured: bool,
+    /// When the handle was cut off.
+    fenced_since: Instant,
     /// The files of the generation, from the capture until the handle goes on.
     kept: Option<Kept>,
     member: Registration,
@@ -381,7 +388,7 @@ impl Held {
         }));
         // As above. Whoever asks has a patience of their own, and the writer goes on trying until it is over.
         let _ = connection.busy_timeout(LOOK_AGAIN);
-        Held { connection: Some(connection), record, captured: false, kept: None, member }
+        Held { connection: Some(connection), record, captured: false, fenced_since: Instant::now(), kept: None, member }
     }
 
     /// Without a record the others would take this process for a stranger. Whoever removed the side directory removed it too.
@@ -416,9 +423,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         && !held.captured
     {
         retired::capture(family, held.record.generation(), &lost, connection)?;
-        if lost == [Member::Shm] {
-            held.kept = retired::keep(family, held.record.generation())?;
-        }
+        held.kept = retired::keep(family, held.record.generation())?;
         held.captured = true;
     }
     close_readers(shared)?;
@@ -428,13 +433,14 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         retired::move_headless_log(family)?;
     }
     retired::settle(family)?;
-    let opened = opening::reopen(family, &shared.options)?;
+    let opened = opening::reopen(family, &shared.options, held.fenced_since.elapsed() < CONSIDERATE)?;
     let (before, now) = (held.record.generation(), opened.record.generation());
     if let Some(kept) = &held.kept
         && (before.wal != now.wal || before.main != now.main)
     {
-        // More was removed than when this process looked, and nobody else may have read it. The new connection stays open:
-        // what was merged into its log is in no other place.
+        // More may have been removed than when this process looked, or the capture itself; then it is made once more, and else
+        // this does nothing. The new connection stays open: what was merged into its log is in no other place.
+        side::create(&secure::inspect(family, Purpose::Own)?)?;
         retired::capture_kept(family, before, &before.differences(&now), kept)?;
         retired::settle(family)?;
         opening::merge(family, &shared.options, &opened.connection)?;

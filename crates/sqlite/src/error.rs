@@ -32,7 +32,7 @@ pub enum Error {
     ReadOnly,
     /// The files that this handle uses are no longer what the paths name; the handle refuses reads and writes.
     #[error(
-        "the files of this database were {} under this process; what was not acknowledged was not kept",
+        "the files of this database were {} under this process; what was not acknowledged may be missing",
         gone(members)
     )]
     Retired {
@@ -40,7 +40,7 @@ pub enum Error {
         members: Vec<Member>,
     },
     /// The locks that keep this generation in place were taken from this process, or could not be used any more.
-    #[error("this process has lost its locks on the database; what was not acknowledged was not kept")]
+    #[error("this process has lost its locks on the database; what was not acknowledged may be missing")]
     LocksLost,
     /// The content is damaged.
     #[error("the database is damaged: {detail}")]

@@ -18,6 +18,9 @@ const TRIES: usize = 20;
 /// How long one who found a generation that retired just then waits before it begins anew.
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
 
+/// How long opening again waits for SQLite's locks at a time.
+const REOPEN: std::time::Duration = std::time::Duration::from_millis(500);
+
 /// A connection that may write, and the generation that it uses.
 pub(crate) struct Opened {
     pub(crate) connection: Connection,
@@ -29,7 +32,19 @@ pub(crate) struct Opened {
 /// Opens for a process that has nothing of this database open.
 pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
     for n in 0..TRIES {
-        let prepared = prepare::prepare(family, options.create, options.application_id)?;
+        let prepared = match prepare::prepare(family, options.create, options.application_id) {
+            // Whoever notices that its log was removed moves such a log aside.
+            Err(e)
+                if e.reason() == Some(Reason::WalHeader)
+                    && n == 0
+                    && side::open(&family.side_directory())?.is_some() =>
+            {
+                prepare::wait_for_ours(family)?;
+                drop(recovery::shared(family, options.patience)?);
+                continue;
+            }
+            prepared => prepared?,
+        };
         if retired::unsettled(family) {
             let _lock = recovery::exclusive(family, options.patience)?;
             retired::settle(family)?;
@@ -64,11 +79,19 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
     Err(Error::refused(Reason::Changed, family.main(), "it was replaced again and again"))
 }
 
-/// Opens again for a process that holds the exclusive side of the recovery lock and has closed everything.
-pub(crate) fn reopen(family: &Family, options: &Options) -> Result<Opened> {
+/// Opens again for a process that holds the exclusive side of the recovery lock and has closed everything. With `considerate`
+/// it does not go first while another of our processes has not noticed yet: the log at the path may be that one's and belong
+/// to another main file than the one beside it, and rows that only that one has would be missing from the first reads.
+pub(crate) fn reopen(family: &Family, options: &Options, considerate: bool) -> Result<Opened> {
     let prepared = prepare::prepare(family, false, options.application_id)?;
-    // Those of ours that still use the retired generation wait for this process, so it does not wait for them.
-    prepare::refuse_dangerous_strangers(family)?;
+    // Those of ours that still use a retired generation wait for the lock of this process, so it does not wait for them here.
+    let ours = prepare::refuse_dangerous_strangers(family)?;
+    if considerate && ours.is_some() {
+        let holder = Some("a process of ours that still uses replaced files".to_owned());
+        return Err(Error::Busy { waited: std::time::Duration::ZERO, holder });
+    }
+    // Others want the lock; among them may be the one that keeps this process waiting.
+    let options = &Options { patience: options.patience.min(REOPEN), ..options.clone() };
     let opened = connect_to(family, options, &prepared)?;
     merge(family, options, &opened.connection)?;
     Ok(opened)

@@ -19,8 +19,8 @@ use serde::Serialize;
 use crate::error::{Error, Failure, Reason, Result};
 use crate::family::{Family, Generation, Identity, Member};
 use crate::image::{self, ImageError};
-use crate::wal::{self, ReadAt};
 use crate::secure::{self, Purpose};
+use crate::wal::{self, ReadAt};
 use crate::{connect, files, headers, locks};
 
 const MERGED: &str = "merged";

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use statehouse_testkit::home::TestDir;
-use statehouse_testkit::kernel::{descriptors, generation};
+use statehouse_testkit::kernel::Standing;
 use statehouse_testkit::need;
 use statehouse_testkit::seed::Seed;
 use statehouse_testkit::visitor::shell_once;
@@ -61,12 +61,7 @@ impl Storm {
     }
 
     fn note(&mut self, what: impl Into<String>) {
-        let g: Vec<_> = generation(&self.path).iter().map(|f| f.map_or(0, |f| f.inode)).collect();
-        let fds: Vec<_> = self.processes.iter().map(|p| descriptors(p.holder.pid()).into_iter().filter(|d| d.path.to_string_lossy().contains("s.db")&& !d.path.to_string_lossy().contains("statehouse/")).map(|d| format!("{}{}{}", d.path.file_name().unwrap().to_string_lossy(), d.file.inode, if d.deleted {"DEL"} else {""})).collect::<BTreeSet<_>>()).collect();
-        let k = std::process::Command::new("true").status().is_ok();
-        let mut dump = String::new();
-        if k { for e in std::fs::read_dir(with(&self.path, ".statehouse").join("retired")).into_iter().flatten().flatten() { dump += &format!(" {}{:?}", e.file_name().to_string_lossy(), std::fs::read_dir(e.path()).into_iter().flatten().flatten().map(|x| x.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>()); } }
-        self.log.push(format!("{} {g:?} {fds:?} acked {:?} captures {dump}", what.into(), self.acknowledged));
+        self.log.push(what.into());
     }
 
     fn start(&mut self) {
@@ -117,9 +112,7 @@ impl Storm {
     /// True if the survivor uses exactly what the paths name, and will notice when it does not any more.
     fn survivor_is_current(&self) -> bool {
         let survivor = &self.processes[0];
-        let open = descriptors(survivor.holder.pid());
-        let named = generation(&self.path);
-        !survivor.stopped && named.iter().all(|file| file.is_some_and(|f| open.iter().any(|d| d.file == f)))
+        !survivor.stopped && Standing::of(survivor.holder.pid(), &self.path).whole()
     }
 
     fn visit(&mut self) {
