@@ -175,7 +175,10 @@ fn a_log_that_a_killed_process_left_is_read_and_stays() {
     let content = ["", "-wal"].map(read);
     // By a relative name, as a person types it.
     let mut relative = Command::new(binary());
-    relative.args(["verify", "--write", "other.db"]).current_dir(directory.path()).env("STATEHOUSE_HOME", "/nonexistent");
+    relative
+        .args(["verify", "--write", "other.db"])
+        .current_dir(directory.path())
+        .env("STATEHOUSE_HOME", "/nonexistent");
     run(&mut relative, PATIENCE).success();
     assert_eq!(["", "-wal"].map(read), content);
     assert!(beside(&path, "-shm").exists());

@@ -1,5 +1,5 @@
 //! The scheduler over a real store; only the worker process is replaced, by a record of what was started.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test stops at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
@@ -98,9 +98,8 @@ impl House {
     /// Due time and error of every occurrence of a job that has ended.
     fn ended(&self) -> Vec<(i64, Option<String>)> {
         let read = |c: &statehouse_sqlite::rusqlite::Connection| {
-            let mut all = c.prepare(
-                "SELECT due_at, error FROM occurrence WHERE finished_at IS NOT NULL ORDER BY due_at",
-            )?;
+            let mut all =
+                c.prepare("SELECT due_at, error FROM occurrence WHERE finished_at IS NOT NULL ORDER BY due_at")?;
             let rows = all.query_map([], |r| Ok((r.get(0)?, r.get(1)?)))?;
             Ok(rows.collect::<Result<_, _>>()?)
         };
