@@ -33,6 +33,7 @@ pub mod turnstile;
 pub mod wal;
 mod writer;
 
+pub use connect::immutable;
 pub use database::{Database, Event, Options, Schema};
 pub use error::{Error, Failure, Reason, Result};
 pub use family::{Family, Generation, Identity, Member, Status};
