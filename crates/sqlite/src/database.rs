@@ -24,6 +24,9 @@ use crate::{busy, locks, recovery, retired, side};
 /// How often a handle that could not be reopened tries again.
 const RETRY: Duration = Duration::from_millis(250);
 
+/// Is told what happens to a handle. Called on the handle's own threads; must not call the handle.
+pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
+
 /// How to open.
 #[derive(Clone)]
 pub struct Options {
@@ -39,8 +42,8 @@ pub struct Options {
     pub readers: usize,
     /// What the owner of the content knows; without it nothing is migrated, and captures are kept but not merged.
     pub schema: Option<Arc<dyn Schema>>,
-    /// Is told what happens to the handle. Called on its own threads; must not call the handle.
-    pub observer: Option<Arc<dyn Fn(&Event) + Send + Sync>>,
+    /// Is told what happens to the handle.
+    pub observer: Option<Observer>,
 }
 
 impl Default for Options {
