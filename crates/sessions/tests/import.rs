@@ -277,6 +277,26 @@ while True:
 }
 
 #[test]
+fn a_store_that_its_owner_opens_while_it_is_read_in_place_is_read_again() {
+    let house = House::new();
+    let (_home, path) = newer(30);
+    let mut owner = None;
+    let mut first = true;
+    let done = house.store.import_hermes(&path, ImportOptions::default(), &mut |_| {
+        if std::mem::take(&mut first) {
+            let mut python = Python::open(&path);
+            let row = "INSERT INTO messages(session_id, role, content, timestamp) VALUES ('child', 'user', 'late', 1765000300)";
+            python.sql(row).unwrap();
+            owner = Some(python);
+        }
+    });
+    assert_eq!(done.unwrap(), report(5, 21, 0));
+    let scratch = TestDir::new();
+    assert_all_taken(&house, &copy_of(&path, &scratch));
+    owner.unwrap().quit();
+}
+
+#[test]
 fn newer_layouts_lose_nothing() {
     for version in [23, 30, 31, 32] {
         let (house, scratch) = (House::new(), TestDir::new());

@@ -29,6 +29,9 @@ use crate::store::{Canary, Health, Store};
 use crate::types::*;
 use conversations::{no_nul, not_found};
 
+/// Someone who is told what happens to a handle.
+pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
+
 /// How to open a store.
 #[derive(Clone)]
 pub struct OpenMode {
@@ -39,7 +42,7 @@ pub struct OpenMode {
     /// How many reads may run at once.
     pub readers: usize,
     /// Is told when the handle is fenced and when it goes on; for logs.
-    pub observer: Option<Arc<dyn Fn(&Event) + Send + Sync>>,
+    pub observer: Option<Observer>,
 }
 
 impl OpenMode {
