@@ -189,7 +189,9 @@ fn a_key_that_is_unknown_is_named_and_nothing_starts() {
 #[test]
 fn a_profile_is_a_home_of_its_own() {
     let home = Home::new();
-    let up = Up::start(&home, |c| drop(c.args(["--profile", "work"])));
+    let up = Up::start(&home, |c| {
+        c.args(["--profile", "work"]);
+    });
     let profile = home.path().join("profiles/work");
     let token = fs::read_to_string(profile.join("token")).unwrap();
     Client::new(up.url("gateway"), token.trim()).talk("c", "1", "for the profile");

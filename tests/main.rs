@@ -12,6 +12,7 @@ mod acceptance;
 mod bad_input;
 mod cli;
 mod durability;
+mod health;
 mod hermes;
 mod house;
 mod modes;

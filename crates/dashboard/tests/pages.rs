@@ -174,6 +174,13 @@ fn a_look_at_the_holders_that_fails_is_shown_beside_the_rest() {
             Arc::new(|| json!({ "error": { "code": "io", "message": "cannot look into /proc", "hint": "mount it" } }));
     });
     assert!(house.page("/store").contains("cannot look into /proc"));
+    let house = House::with(|o| {
+        o.holders =
+            Arc::new(|| json!({ "verdict": "unknown", "holders": [], "limits": [{ "message": "no /proc here" }] }));
+    });
+    let page = house.page("/store");
+    assert!(page.contains("could not be seen who holds it") && page.contains("no /proc here"), "{page}");
+    assert!(!page.contains("none has lost its locks"), "what was not seen is called good: {page}");
 }
 
 #[test]

@@ -119,7 +119,7 @@ pub fn verify(proof: &Proof<'_>) -> Result<Verification> {
     let begun = Instant::now();
     let (mut checks, view) = loop {
         let view = View::of(&family)?;
-        let mut checks = view.from_outside();
+        let mut checks = view.seen_from_outside();
         checks.extend(view.written(proof));
         let written = checks.iter().any(|c| c.id == "canary.written" && c.status == Outcome::Ok);
         if written || begun.elapsed() >= proof.wait_for_write {
@@ -167,7 +167,7 @@ impl View {
             .map(|h| Found::new(Outcome::Skip, format!("not opened beside {}, for that could do damage", name(h))))
     }
 
-    fn from_outside(&self) -> Vec<Check> {
+    fn seen_from_outside(&self) -> Vec<Check> {
         vec![
             run("generation.current", || self.generation()),
             run("holders.no_ghost", || self.ghosts()),

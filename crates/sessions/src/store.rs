@@ -49,6 +49,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Creates the job if no job has its name; answers with the one that is there.
     fn ensure_job(&self, name: &str, kind: JobKind, every_seconds: u64) -> Result<Job>;
+    /// Gives a job another interval. Its next time is at the latest where the new interval, begun now, puts it.
+    fn set_interval(&self, job: JobId, every_seconds: u64) -> Result<Job>;
     /// All jobs.
     fn jobs(&self) -> Result<Vec<Job>>;
     /// Claims one due occurrence of an unpaused job and moves the job's next time past `now`, in one transaction.

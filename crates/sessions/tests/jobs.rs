@@ -63,3 +63,16 @@ fn an_occurrence_goes_to_one_of_two_processes() {
     });
     assert_eq!(a + b, 20);
 }
+
+#[test]
+fn another_interval_takes_effect_from_now() {
+    let house = House::new();
+    let job = house.store.ensure_job("trim", trim(), 3600).unwrap();
+    let quick = house.store.set_interval(job.id, 1).unwrap();
+    assert_eq!((quick.id, quick.every_seconds), (job.id, 1));
+    assert!(quick.next_due_at <= Micros(Micros::now().0 + 1_000_000), "an hour is not waited for first");
+    let slow = house.store.set_interval(job.id, 7200).unwrap();
+    assert_eq!((slow.every_seconds, slow.next_due_at), (7200, quick.next_due_at));
+    assert_eq!(house.store.set_interval(job.id, 0).unwrap_err().code(), "invalid");
+    assert_eq!(house.store.set_interval(JobId::new(), 5).unwrap_err().code(), "not_found");
+}

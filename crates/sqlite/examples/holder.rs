@@ -102,6 +102,12 @@ fn order(connections: &mut HashMap<String, Connection>, line: &str) -> Answer {
         "fork" => fork(connections, rest),
         "second" => second_library(first, second),
         "turns" => turns(rest),
+        // Takes the turn below this directory and keeps it until the process ends.
+        "take-turn" => {
+            let turnstile = Box::leak(Box::new(Turnstile::open(Path::new(rest)).map_err(|e| e.to_string())?));
+            std::mem::forget(turnstile.enter().map_err(|e| e.to_string())?);
+            Ok(String::new())
+        }
         _ => Err(format!("unknown order {verb}")),
     }
 }

@@ -1,13 +1,25 @@
 //! Who keeps a writer waiting, in words for the one who waits.
 
 use crate::family::{Family, Status};
-use crate::files;
+use crate::{files, holders};
 
-/// The process whose turn it is among our own, as "PID 123 (command)"; `None` if nobody of ours has it.
+/// The process that has the write lock, or whose turn it is among our own, as "PID 123 (command)".
 pub(crate) fn who_writes(family: &Family) -> Option<String> {
+    whose_turn(family).or_else(|| {
+        let writer = holders::scan(family).ok()?.holders.into_iter().find(|h| h.locks.write && !h.is_self)?;
+        let pid = writer.pid.map_or_else(|| "a process that is not visible here".into(), |pid| format!("PID {pid}"));
+        Some(format!("{pid}; to stop it: {}", writer.stop))
+    })
+}
+
+/// The other process of ours whose turn it is, if it has one.
+fn whose_turn(family: &Family) -> Option<String> {
     let lock = Status::of(&family.side_directory().join("turn.hold")).ok()??;
     let table = files::read_to_string("/proc/locks".as_ref(), 16 << 20).ok()?;
     let pid = table.lines().find_map(|line| flock_owner(line, lock.identity.inode))?;
+    if pid == std::process::id() {
+        return None;
+    }
     let command = files::read_to_string(format!("/proc/{pid}/comm").as_ref(), 256).unwrap_or_default();
     Some(format!("PID {pid} ({})", command.trim_end()))
 }
@@ -17,4 +29,18 @@ fn flock_owner(line: &str, inode: u64) -> Option<u32> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [_, "FLOCK", _, _, pid, file, ..] = words.as_slice() else { return None };
     (file.rsplit(':').next()?.parse() == Ok(inode)).then(|| pid.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_owner_of_a_lock_is_found_and_one_who_waits_is_not() {
+        assert_eq!(flock_owner("12: FLOCK  ADVISORY  WRITE 123 fe:00:456 0 EOF", 456), Some(123));
+        assert_eq!(flock_owner("12: -> FLOCK  ADVISORY  WRITE 124 fe:00:456 0 EOF", 456), None);
+        assert_eq!(flock_owner("12: POSIX  ADVISORY  WRITE 123 fe:00:456 0 EOF", 456), None);
+        assert_eq!(flock_owner("12: FLOCK  ADVISORY  WRITE 123 fe:00:457 0 EOF", 456), None);
+        assert_eq!(flock_owner("", 456), None);
+    }
 }

@@ -3,6 +3,8 @@
 //! Every setting that a promise depends on is set on every connection and read back, because SQLite answers "ok" to
 //! some pragmas that it did not follow.
 
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::config::DbConfig;
@@ -44,6 +46,25 @@ pub(crate) fn reader(family: &Family, patience: Duration) -> Result<Connection> 
     let connection = open(family, OpenFlags::SQLITE_OPEN_READ_ONLY, patience)?;
     settle(family, &connection, true)?;
     Ok(connection)
+}
+
+/// Opens a file that nobody changes meanwhile, without locks and without files beside it: an image, or a database that
+/// nobody has open and that has no log.
+///
+/// # Errors
+/// What SQLite answers.
+pub fn immutable(path: &Path) -> Result<Connection> {
+    let mut uri = String::from("file:");
+    for byte in path.as_os_str().as_bytes() {
+        // `#`, `?` and `%` have a meaning in a URI and would cut the path short.
+        match byte {
+            b'/' | b'.' | b'-' | b'_' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => uri.push(char::from(*byte)),
+            other => uri.push_str(&format!("%{other:02x}")),
+        }
+    }
+    uri.push_str("?immutable=1");
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    Ok(Connection::open_with_flags(uri, flags)?)
 }
 
 fn open(family: &Family, access: OpenFlags, patience: Duration) -> Result<Connection> {

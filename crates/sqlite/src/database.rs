@@ -1,8 +1,8 @@
 //! One database, open in this process: a writer, readers, and the watch over its generation.
 
 use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rusqlite::Connection;
@@ -15,13 +15,17 @@ use crate::keeper::{self, Signals};
 use crate::members::Registration;
 use crate::opening::{self, Opened};
 use crate::readers::Readers;
+use crate::secure::{self, Purpose};
 use crate::ticket::{Ticket, ticket};
 use crate::turnstile::Turnstile;
 use crate::writer::{self, Outcome, Queue, Typed};
-use crate::{busy, locks, recovery, retired};
+use crate::{busy, locks, recovery, retired, side};
 
 /// How often a handle that could not be reopened tries again.
 const RETRY: Duration = Duration::from_millis(250);
+
+/// Is told what happens to a handle. Called on the handle's own threads; must not call the handle.
+pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
 
 /// How to open.
 #[derive(Clone)]
@@ -38,8 +42,8 @@ pub struct Options {
     pub readers: usize,
     /// What the owner of the content knows; without it nothing is migrated, and captures are kept but not merged.
     pub schema: Option<Arc<dyn Schema>>,
-    /// Is told what happens to the handle. Called on its own threads; must not call the handle.
-    pub observer: Option<Arc<dyn Fn(&Event) + Send + Sync>>,
+    /// Is told what happens to the handle.
+    pub observer: Option<Observer>,
 }
 
 impl Default for Options {
@@ -117,7 +121,8 @@ pub struct Database {
 
 struct Inner {
     shared: Arc<Shared>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// One message of each thread when it has ended, and how many are still to come.
+    ended: Mutex<(Receiver<()>, usize)>,
 }
 
 /// What the threads of one handle share.
@@ -150,12 +155,12 @@ impl Database {
             family,
             options,
         });
-        let mut threads = Vec::new();
+        let (end, ended) = channel();
         let inner = shared.clone();
-        threads.push(spawn("statehouse-write", move || write_loop(&inner, &turnstile, opened))?);
+        spawn("statehouse-write", end.clone(), move || write_loop(&inner, &turnstile, opened))?;
         let inner = shared.clone();
-        threads.push(spawn("statehouse-keep", move || keeper::run(&inner))?);
-        Ok(Database { inner: Arc::new(Inner { shared, threads: Mutex::new(threads) }) })
+        spawn("statehouse-keep", end, move || keeper::run(&inner))?;
+        Ok(Database { inner: Arc::new(Inner { shared, ended: Mutex::new((ended, 2)) }) })
     }
 
     /// Queues a write. `request` runs inside a savepoint of a larger transaction on the writer's thread; it may run
@@ -233,12 +238,18 @@ impl Database {
 
 impl Inner {
     fn close(&self) {
-        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         self.shared.queue.stop();
         self.shared.signals.stop();
-        for thread in threads {
-            // A thread that panicked has nothing more to close.
-            let _ = thread.join();
+        {
+            let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+            while ended.1 > 0 {
+                // A process that was stopped while it had the turn keeps our writer waiting for ever. It is left behind then:
+                // what it was asked for was answered when its patience was over.
+                match ended.0.recv_timeout(self.shared.options.patience + RETRY) {
+                    Ok(()) => ended.1 -= 1,
+                    Err(_) => ended.1 = 0,
+                }
+            }
         }
         self.shared.gate.close();
         self.shared.readers.shut();
@@ -259,11 +270,14 @@ impl Shared {
     }
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    std::thread::Builder::new()
-        .name(name.into())
-        .spawn(body)
-        .map_err(|e| Error::io("start a thread for", Path::new(name), e))
+fn spawn(name: &str, end: Sender<()>, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    let body = move || {
+        body();
+        // Nobody may be waiting any more.
+        let _ = end.send(());
+    };
+    let spawned = std::thread::Builder::new().name(name.into()).spawn(body);
+    spawned.map(drop).map_err(|e| Error::io("start a thread for", Path::new(name), e))
 }
 
 fn write_loop(shared: &Shared, turnstile: &Turnstile, opened: Opened) {
@@ -316,9 +330,10 @@ fn turn(shared: &Shared, turnstile: &Turnstile, held: &Held) -> Result<()> {
     }
     let _turn = turnstile.enter()?;
     let batch = shared.queue.take();
-    match writer::run(connection, &shared.gate, &held.record, &shared.queue, batch) {
-        Outcome::Answered | Outcome::Fenced => Ok(()),
+    if let Outcome::Answered = writer::run(connection, &shared.gate, &held.record, &shared.queue, batch) {
+        keeper::finish(shared);
     }
+    Ok(())
 }
 
 /// What the writer's thread has open.
@@ -346,6 +361,8 @@ impl Held {
 /// what only the capture has. Can be called again after an error; what was done stays done.
 fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     let family = &shared.family;
+    // Whoever removed the log may have removed the side directory too.
+    side::create(&secure::inspect(family, Purpose::Own)?)?;
     let _lock = recovery::exclusive(family, shared.options.patience)?;
     // Not before the lock is held: an opener that finds nobody unfenced on a retired generation goes on.
     held.member.set_fenced(true)?;

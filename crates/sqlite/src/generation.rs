@@ -44,6 +44,11 @@ impl Record {
         }
     }
 
+    /// Whose generation it is.
+    pub fn family(&self) -> &Family {
+        &self.family
+    }
+
     /// What was recorded.
     pub fn generation(&self) -> Generation {
         self.generation

@@ -10,7 +10,6 @@ use rusqlite::Connection;
 use crate::connect;
 use crate::database::Shared;
 use crate::error::Result;
-use crate::turnstile::Turnstile;
 
 /// How often the generation is looked at. A retired one must be noticed within a second.
 const TICK: Duration = Duration::from_millis(250);
@@ -87,7 +86,7 @@ pub(crate) fn run(shared: &Shared) {
     }
 }
 
-/// Copies the log into the main file, beside the writers; if the log has grown long, finishes with the turn held.
+/// Copies the log into the main file, beside the writers.
 fn checkpoint(shared: &Shared) -> Result<()> {
     let mut place = shared.checkpointer.lock().unwrap_or_else(PoisonError::into_inner);
     shared.gate.check()?;
@@ -95,20 +94,23 @@ fn checkpoint(shared: &Shared) -> Result<()> {
         Some(connection) => connection,
         None => connect::checkpointer(&shared.family, shared.options.patience)?,
     };
-    let frames = passive(shared, &connection)?;
-    if frames >= RESTART_FRAMES {
-        let turnstile = Turnstile::open(&shared.family.side_directory())?;
-        let _turn = turnstile.enter()?;
-        shared.gate.check()?;
-        passive(shared, &connection)?;
-    }
+    passive(shared, &connection)?;
     *place = Some(connection);
     Ok(())
 }
 
-fn passive(shared: &Shared, connection: &Connection) -> Result<i64> {
-    let (log, copied) = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |r| Ok((r.get(1)?, r.get(2)?)))?;
+/// Called by the writer between two commits, after everybody was answered and while it still has the turn: if the log has
+/// grown long, copies the little that the checkpoint beside the writers has left, so that the next commit begins the log anew.
+pub(crate) fn finish(shared: &Shared) {
+    if shared.signals.frames.load(Ordering::Relaxed) >= RESTART_FRAMES {
+        // As above: the next commit tries again.
+        let _ = checkpoint(shared);
+    }
+}
+
+fn passive(shared: &Shared, connection: &Connection) -> Result<()> {
+    let copied = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |r| r.get(2))?;
     // The log may have grown since; what was copied is what counts.
     shared.signals.copied.store(copied, Ordering::Relaxed);
-    Ok(log)
+    Ok(())
 }

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -140,14 +140,21 @@ fn create(directory: &OwnedFd, name: &str, record: &Record) -> Result<Option<Own
         rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         write(&file, record)?;
-        rustix::fs::linkat(directory, passing.as_str(), directory, name, AtFlags::empty())
+        match rustix::fs::renameat_with(directory, passing.as_str(), directory, name, RenameFlags::NOREPLACE) {
+            // A file system that cannot do that in one step can do it in two.
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                rustix::fs::linkat(directory, passing.as_str(), directory, name, AtFlags::empty())?;
+                rustix::fs::unlinkat(directory, passing.as_str(), AtFlags::empty())
+            }
+            other => other,
+        }
     };
-    let finished = finish();
-    let removed = rustix::fs::unlinkat(directory, passing.as_str(), AtFlags::empty());
-    match finished {
-        Ok(()) => removed.map(|()| Some(file)),
-        Err(Errno::EXIST) => Ok(None),
-        Err(e) => Err(e),
+    match finish() {
+        Ok(()) => Ok(Some(file)),
+        Err(e) => {
+            rustix::fs::unlinkat(directory, passing.as_str(), AtFlags::empty())?;
+            if e == Errno::EXIST { Ok(None) } else { Err(e) }
+        }
     }
 }
 

@@ -8,14 +8,14 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::Connection;
 use serde::Serialize;
 
 use crate::error::{Error, Failure, Result};
 use crate::family::{Family, Generation, Identity, Member};
 use crate::image::{self, ImageError};
 use crate::wal::{self, ReadAt};
-use crate::{files, locks};
+use crate::{connect, files, locks};
 
 const MERGED: &str = "merged";
 const UNREADABLE: &str = "unreadable";
@@ -263,7 +263,7 @@ fn one(
     live: &Connection,
     merge: &dyn Fn(&Connection, &Connection) -> Result<u64, Failure>,
 ) -> Result<u64> {
-    let image = immutable(path)?;
+    let image = connect::immutable(path)?;
     let verdict: String = image.query_row("PRAGMA quick_check(1)", [], |r| r.get(0))?;
     if verdict != "ok" {
         return Err(Error::Damaged { detail: verdict });
@@ -274,22 +274,6 @@ fn one(
         let _ = live.execute_batch("ROLLBACK");
     }
     done
-}
-
-/// Opens a file that nobody changes, without locks and without sidecars.
-pub(crate) fn immutable(path: &Path) -> Result<Connection> {
-    use std::os::unix::ffi::OsStrExt;
-    let mut uri = String::from("file:");
-    for byte in path.as_os_str().as_bytes() {
-        // `#`, `?` and `%` have a meaning in a URI and would cut the path short.
-        match byte {
-            b'/' | b'.' | b'-' | b'_' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => uri.push(char::from(*byte)),
-            other => uri.push_str(&format!("%{other:02x}")),
-        }
-    }
-    uri.push_str("?immutable=1");
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    Ok(Connection::open_with_flags(uri, flags)?)
 }
 
 /// Takes away from the paths what belongs to a retired generation and would be paired, by name, with files that it does not

@@ -42,9 +42,9 @@ struct Last {
     owner: u64,
     /// How many turns in a row it has had.
     run: u64,
-    /// When it got the last of them, on the clock that all processes of the machine share.
+    /// When the last of them ended, on the clock that all processes of the machine share.
     at: u64,
-    /// When somebody else had one before that.
+    /// When the last turn of somebody else ended before that.
     other_at: u64,
 }
 
@@ -66,7 +66,7 @@ impl Last {
         let _ = file.write_all_at(&bytes, 0);
     }
 
-    /// The entry for a turn of `owner` at `now`; `None` if it should let others go first.
+    /// The entry for a turn of `owner` that begins at `now`; `None` if it should let others go first.
     fn next(self, owner: u64, now: u64) -> Option<Last> {
         if self.owner != owner {
             return Some(Last { owner, run: 1, at: now, other_at: self.at });
@@ -97,7 +97,11 @@ pub struct Turnstile {
 
 /// The turn. Dropping it lets the next writer in.
 #[derive(Debug)]
-pub struct Turn<'a>(&'a Turnstile);
+pub struct Turn<'a> {
+    turnstile: &'a Turnstile,
+    /// What the file will say when the turn has ended; nothing if it was not used.
+    entry: Option<Last>,
+}
 
 impl Turnstile {
     /// Opens the locks below the side directory, which must exist.
@@ -122,9 +126,8 @@ impl Turnstile {
             let entered = self.lock(&self.hold, FlockOperation::LockExclusive);
             self.lock(&self.next, FlockOperation::Unlock)?;
             entered?;
-            let turn = Turn(self);
-            if let Some(mine) = Last::read(&self.hold).next(this_process(), now()) {
-                mine.write(&self.hold);
+            let turn = Turn { turnstile: self, entry: Last::read(&self.hold).next(this_process(), now()) };
+            if turn.entry.is_some() {
                 return Ok(turn);
             }
             drop(turn);
@@ -150,8 +153,13 @@ impl Turnstile {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
+        let hold = &self.turnstile.hold;
+        if let Some(entry) = self.entry {
+            // The time at which the turn ends: one who had it may have been put aside meanwhile.
+            Last { at: now(), ..entry }.write(hold);
+        }
         // An unlock of a lock that is held does not fail; if it did, the lock would end with the process.
-        let _ = self.0.lock(&self.0.hold, FlockOperation::Unlock);
+        let _ = self.turnstile.lock(hold, FlockOperation::Unlock);
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
+use crate::busy;
 use crate::error::{Error, Failure, Result};
 use crate::gate::Gate;
 use crate::generation::Record;
@@ -303,8 +304,9 @@ fn begin(connection: &Connection, record: &Record, batch: &mut Vec<Queued>) -> R
         }
         let (gone, kept): (Vec<_>, Vec<_>) = std::mem::take(batch).into_iter().partition(Queued::expired);
         *batch = kept;
-        for queued in gone {
-            queued.give_up(Some("a program that is writing to the database".into()));
+        if !gone.is_empty() {
+            let holder = busy::who_writes(record.family());
+            gone.into_iter().for_each(|queued| queued.give_up(holder.clone()));
         }
         if batch.is_empty() {
             return Err(Error::Busy { waited: begun.elapsed(), holder: None });

@@ -107,6 +107,10 @@ fn a_closed_database_is_anchored_and_then_used() {
     let mode = |p: &Path| std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(p).unwrap()) & 0o777;
     assert_eq!(mode(&with(&path, "-shm")), mode(&path) & 0o666);
     assert_eq!(anchor.generation().wal, None);
+    let family = Family::of(&path).unwrap();
+    let seen = statehouse_sqlite::holders::scan(&family).unwrap();
+    assert_eq!((seen.holders.len(), seen.alarming()), (1, false), "{seen:#?}");
+    assert!(seen.holders[0].is_self && seen.holders[0].locks.shared && seen.holders[0].locks.dms);
     let mut first = holder(&path);
     assert!(anchor.current());
     assert!(anchor.generation().wal.is_some(), "the log that came into being is held");
@@ -134,6 +138,9 @@ fn an_anchor_notices_that_its_generation_is_gone_and_still_has_the_bytes() {
         assert!(!anchor.current(), "{what:?} is gone");
         std::fs::write(with(&path, what), b"").unwrap();
         assert!(!anchor.current(), "{what:?} is another file");
+        let seen = statehouse_sqlite::holders::scan(&Family::of(&path).unwrap()).unwrap();
+        let own = seen.holders.iter().find(|h| h.is_self).unwrap();
+        assert!(!own.ghost && !own.naked, "an anchor writes nothing: {own:#?}");
         victim.sql("INSERT INTO m(t) VALUES('into the void')");
         victim.kill();
         let read = |member: Member| {

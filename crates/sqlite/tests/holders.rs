@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use statehouse_sqlite::holders::{Evidence, Holder, Namespace, Report, Standing, Verdict, Via, dangerous, scan};
+use statehouse_sqlite::holders::{self, Evidence, Namespace, Report, Standing, Verdict, Via, dangerous, scan};
 use statehouse_sqlite::secure::{Purpose, inspect};
 use statehouse_sqlite::{Family, Member, members};
 
+use crate::holder::Holder;
 use crate::support::{Sibling, visitor, with};
 
 /// A database in WAL mode that nobody has open.
@@ -42,12 +43,12 @@ fn report(path: &Path) -> Report {
 }
 
 #[track_caller]
-fn only(report: &Report) -> &Holder {
+fn only(report: &Report) -> &holders::Holder {
     assert_eq!(report.holders.len(), 1, "{report:#?}");
     &report.holders[0]
 }
 
-fn has(holder: &Holder, member: Member) -> Option<(Standing, bool, Via)> {
+fn has(holder: &holders::Holder, member: Member) -> Option<(Standing, bool, Via)> {
     holder.files.iter().find(|f| f.member == member).map(|f| (f.generation, f.deleted, f.via))
 }
 
@@ -407,7 +408,10 @@ fn a_holder_outside_the_pid_namespace_shows_by_its_locks() {
     assert_eq!(held["verdict"], "held", "{held:#}");
     assert_eq!(held["holders"][0]["pid"], serde_json::Value::Null);
     assert_eq!(held["holders"][0]["pid_namespace"], "other");
-    assert_eq!((&held["holders"][0]["locks"]["shared"], &held["holders"][0]["locks"]["dms"]), (&json!(true), &json!(true)));
+    assert_eq!(
+        (&held["holders"][0]["locks"]["shared"], &held["holders"][0]["locks"]["dms"]),
+        (&json!(true), &json!(true))
+    );
     holder.order(json!({ "close": true })).unwrap();
     let quiet = inside();
     assert_eq!(quiet["verdict"], "quiet", "{quiet:#}");
@@ -461,6 +465,51 @@ fn no_false_alarm_while_others_come_and_go() {
         stop.store(true, Ordering::Relaxed);
         println!("{scans} scans during {} openings", turns.load(Ordering::Relaxed));
         assert!(scans >= 150 && turns.load(Ordering::Relaxed) >= 150);
+    });
+}
+
+/// Our own processes, which hold their locks by descriptions of their own, opened, used and killed beside a stranger.
+#[test]
+fn processes_of_ours_are_whole_at_every_moment() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s.db");
+    let mut first = Holder::with_store(&path);
+    first.ok("put a");
+    let found = report(&path);
+    let one = only(&found);
+    assert_eq!((one.pid, one.naked, one.ghost), (Some(first.pid() as i32), false, false));
+    assert!(one.role.is_some() && one.locks.shared && one.locks.dms, "{one:#?}");
+    let family = Family::of(&path).unwrap();
+    let stop = AtomicBool::new(false);
+    let turns = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for worker in 0..2 {
+            let (path, stop, turns) = (&path, &stop, &turns);
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let turn = turns.fetch_add(1, Ordering::Relaxed);
+                    let mut short = Holder::with_store(path);
+                    short.ok(&format!("put {worker}-{turn}"));
+                }
+            });
+        }
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                visitor(&path, "PRAGMA busy_timeout=30000; SELECT count(*) FROM sqlite_master");
+            }
+        });
+        let begun = Instant::now();
+        let mut scans = 0;
+        while (scans < 50 || turns.load(Ordering::Relaxed) < 50) && begun.elapsed() < Duration::from_secs(60) {
+            let (alarm, report) = (dangerous(&family).unwrap(), scan(&family).unwrap());
+            if !alarm.is_empty() || report.alarming() {
+                stop.store(true, Ordering::Relaxed);
+                panic!("after {scans} scans: {alarm:#?} {report:#?}");
+            }
+            scans += 1;
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(scans >= 50 && turns.load(Ordering::Relaxed) >= 50, "{scans} scans");
     });
 }
 

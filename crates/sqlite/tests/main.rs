@@ -17,3 +17,4 @@ mod members;
 mod secure;
 mod support;
 mod turns;
+mod writing;

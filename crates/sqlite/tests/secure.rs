@@ -265,6 +265,28 @@ fn garbage_is_no_database_unless_the_log_carries_a_good_first_page() {
 }
 
 #[test]
+fn the_newest_header_is_the_one_in_the_log() {
+    let source = tempfile::tempdir().unwrap();
+    let live = source.path().join("s.db");
+    let mut holder = Sibling::connected(&live);
+    holder.sql("PRAGMA journal_mode=WAL");
+    holder.sql("PRAGMA application_id=1234");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s.db");
+    for suffix in ["", "-wal"] {
+        std::fs::copy(with(&live, suffix), with(&path, suffix)).unwrap();
+    }
+    let inspected = secure::inspect(&Family::of(&path).unwrap(), Purpose::Own).unwrap();
+    assert!(
+        matches!(headers::check(&inspected).unwrap(), Headers::Database { header, .. } if header.application_id == 0)
+    );
+    assert_eq!(headers::in_log(&inspected).unwrap().unwrap().application_id, 1234);
+    std::fs::remove_file(with(&path, "-wal")).unwrap();
+    let inspected = secure::inspect(&Family::of(&path).unwrap(), Purpose::Own).unwrap();
+    assert_eq!(headers::in_log(&inspected).unwrap(), None);
+}
+
+#[test]
 fn a_damaged_log_header_before_valid_frames_is_refused() {
     for page_size in [512, 4096, 65536] {
         for commits in [1, 2, 5] {

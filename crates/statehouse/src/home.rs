@@ -138,6 +138,8 @@ impl Home {
         let config = self.config_file();
         if std::fs::symlink_metadata(&config).is_err() {
             create_private(&config, Config::TEMPLATE.as_bytes())?;
+        } else {
+            tighten(&config, 0o600)?;
         }
         let token = self.token_file();
         if std::fs::symlink_metadata(&token).is_err() {
@@ -276,7 +278,8 @@ impl Place {
             Some(p) if p.is_dir() => p.join(STORE),
             Some(p) => p.to_owned(),
         };
-        Place { database }
+        // A path that cannot be made absolute names nothing, which whoever looks at it will say.
+        Place { database: std::path::absolute(&database).unwrap_or(database) }
     }
 }
 

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use statehouse_sessions::Store;
+use statehouse_sqlite::Family;
+use statehouse_sqlite::holders::{self, HeldLocks, Standing};
 
 use crate::commands::probe::Seen;
 use crate::failure::Envelope;
@@ -22,6 +24,7 @@ pub(crate) struct Readiness {
     ready: bool,
     canary: Canary,
     generation: Generation,
+    locks: Locks,
 }
 
 #[derive(Debug, Serialize)]
@@ -41,6 +44,16 @@ struct Generation {
     files: Option<statehouse_sqlite::Generation>,
 }
 
+/// What the kernel says of this process, not what SQLite believes.
+#[derive(Debug, Serialize)]
+struct Locks {
+    in_place: bool,
+    #[serde(flatten)]
+    held: Option<HeldLocks>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
 /// Proves it, now.
 pub(crate) fn readiness(store: &dyn Store, database: &Path, role: &str) -> Readiness {
     let canary = canary(store, database, role);
@@ -48,8 +61,24 @@ pub(crate) fn readiness(store: &dyn Store, database: &Path, role: &str) -> Readi
         Ok(h) => Generation { current: h.current, fenced: h.fenced, files: h.generation.into() },
         Err(_) => Generation { current: false, fenced: true, files: None },
     };
-    let ready = canary.written && canary.read_by_other_process && generation.current && !generation.fenced;
-    Readiness { ready, canary, generation }
+    let locks = locks(database);
+    let written = canary.written && canary.read_by_other_process;
+    let ready = written && generation.current && !generation.fenced && locks.in_place;
+    Readiness { ready, canary, generation, locks }
+}
+
+fn locks(database: &Path) -> Locks {
+    match Family::of(database).and_then(|family| holders::scan(&family)) {
+        Ok(report) => match report.holders.into_iter().find(|h| h.is_self) {
+            Some(me) => {
+                let current = me.files.iter().all(|f| f.generation == Standing::Current && !f.deleted);
+                let in_place = current && me.locks.shared && me.locks.dms && !me.naked && !me.ghost;
+                Locks { in_place, held: Some(me.locks), error: None }
+            }
+            None => Locks { in_place: false, held: None, error: Some("this process has no file of it open".into()) },
+        },
+        Err(e) => Locks { in_place: false, held: None, error: Some(e.to_string()) },
+    }
 }
 
 fn canary(store: &dyn Store, database: &Path, role: &str) -> Canary {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use statehouse_sessions::{OpenMode, SqliteStore, Store};
-use statehouse_sqlite::{Error, Reason};
+use statehouse_sqlite::{Error, Event, Reason};
 
 use crate::failure::{Failure, Result};
 
@@ -32,8 +32,23 @@ pub(crate) fn open_sqlite(path: &Path, opening: &Opening<'_>) -> Result<SqliteSt
     if !opening.create {
         must_exist(path)?;
     }
-    let mode = OpenMode { create: opening.create, patience: opening.patience, ..OpenMode::existing() };
+    let mode = OpenMode {
+        create: opening.create,
+        patience: opening.patience,
+        observer: Some(Arc::new(log)),
+        ..OpenMode::existing()
+    };
     Ok(SqliteStore::open(path, opening.role, mode)?)
+}
+
+/// What happens to the handle belongs into the log; it never carries anything of the content.
+fn log(event: &Event) {
+    match event {
+        Event::Fenced { cause } => tracing::warn!("the store's files are no longer what the paths name: {cause}"),
+        Event::Merged { rows } => tracing::info!("{rows} rows that only the retired files had were taken over"),
+        Event::Reopened => tracing::info!("the store is open again"),
+        Event::NotReopened { cause } => tracing::warn!("the store cannot be opened again yet: {cause}"),
+    }
 }
 
 /// A missing home and a missing store are the same to who asks for either: there is no store. A store whose main file

@@ -6,20 +6,23 @@
  *   STRAY_MAIN, STRAY_WAL, STRAY_SHM   the three files (a variable each, so that any path survives). Around every
  *       write, flush and lock call of the host, and around every STRAY_READS-th read, they are opened and closed by
  *       ordinary means. On Linux that drops every POSIX record lock that the process has on them.
+ *   STRAY_BETWEEN=1   open and close them only when the host has just ended a transaction and is in no other that
+ *       writes. Inside one, the write lock itself would be dropped, and two writers at once destroy a
+ *       database whatever else protects it.
+ *   STRAY_START=path   open and close nothing before this file exists, so that a whole house can be started first.
  *   STRAY_POSIX=1   open-file-description locks asked for through libc become plain POSIX locks, which is what a
- *       program without a lock core has. The core's code still runs, but it protects nothing. The files are then not
- *       opened and closed right after a lock call: a real program's mistakes come between its writes, and a lock that
- *       never lasted an instant would be another story than the one that the tests tell.
+ *       program without a lock core has. The core's code still runs, but it protects nothing.
  *   STRAY_ROLES=a:b  act only in processes that have one of these words as an argument (children inherit a preload).
  *   STRAY_TALLY=dir  each process that acts keeps a file of counters there, named by its PID, so that a test can
  *       prove that the sabotage really happened in the process that it looks at.
  *
- * Every call of its own is a raw system call: nothing can interpose, and nothing recurses.
+ * Every call of its own on a file is a raw system call: nothing can interpose, and nothing recurses.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,14 +42,22 @@ struct tally {
 static struct tally nowhere;
 static struct tally *tally = &nowhere;
 static const char *files[3];
-static int sweeping;
+static const char *volatile start;
+static int sweeping;   /* around every call */
+static int between;    /* only between two transactions */
 static int posix_locks;
 static unsigned long reads_between = 16;
 static unsigned long reads;
 
-static void sweep(void) {
-    if (!sweeping) return;
+static void open_and_close(void) {
     int saved = errno;
+    if (start) {
+        if (syscall(SYS_faccessat, AT_FDCWD, start, F_OK) != 0) {
+            errno = saved;
+            return;
+        }
+        start = NULL;
+    }
     for (int i = 0; i < 3; i++) {
         if (!files[i]) continue;
         long fd = syscall(SYS_openat, AT_FDCWD, files[i], O_RDONLY | O_CLOEXEC);
@@ -57,6 +68,10 @@ static void sweep(void) {
     }
     __atomic_fetch_add(&tally->sweeps, 1, __ATOMIC_RELAXED);
     errno = saved;
+}
+
+static void sweep(void) {
+    if (sweeping) open_and_close();
 }
 
 static int has_role(int argc, char **argv, const char *roles) {
@@ -94,9 +109,12 @@ __attribute__((constructor)) static void enter(int argc, char **argv, char **env
     files[0] = getenv("STRAY_MAIN");
     files[1] = getenv("STRAY_WAL");
     files[2] = getenv("STRAY_SHM");
+    start = getenv("STRAY_START");
     const char *posix = getenv("STRAY_POSIX");
     posix_locks = posix && posix[0] == '1';
-    sweeping = files[0] || files[1] || files[2];
+    const char *gaps = getenv("STRAY_BETWEEN");
+    between = gaps && gaps[0] == '1';
+    sweeping = !between && (files[0] || files[1] || files[2]);
 }
 
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
@@ -158,6 +176,34 @@ ssize_t pread64(int fd, void *data, size_t size, off64_t at) {
     return next(fd, data, size, at);
 }
 
+/* The bytes of -shm that SQLite's wal.c locks: WAL_WRITE_LOCK, WAL_CKPT_LOCK, recovery, and five read marks. */
+enum { WRITE_BYTE = 120, CHECKPOINT_BYTE = 121, FIRST_READ_MARK = 123, LAST_READ_MARK = 127 };
+
+static pthread_mutex_t one_lock_call = PTHREAD_MUTEX_INITIALIZER;
+static int writing; /* which of the two bytes this process has for itself */
+
+static int covers(const struct flock *lock, off_t byte) {
+    return lock->l_start <= byte && (lock->l_len == 0 || byte < lock->l_start + lock->l_len);
+}
+
+/* Called with the mutex held, after a lock call that went well. */
+static void between_transactions(const struct flock *lock) {
+    int ended = 0;
+    for (int byte = WRITE_BYTE; byte <= CHECKPOINT_BYTE; byte++) {
+        if (!covers(lock, byte)) continue;
+        int bit = 1 << (byte - WRITE_BYTE);
+        if (lock->l_type == F_WRLCK) writing |= bit;
+        if (lock->l_type == F_UNLCK) {
+            ended |= writing & bit;
+            writing &= ~bit;
+        }
+    }
+    for (int byte = FIRST_READ_MARK; byte <= LAST_READ_MARK; byte++) {
+        if (lock->l_type == F_UNLCK && lock->l_start != 0 && covers(lock, byte)) ended = 1;
+    }
+    if (ended && !writing) open_and_close();
+}
+
 /* Every argument of fcntl that there is fits a pointer. */
 static int control(int fd, int command, void *argument) {
     int is_set = command == F_SETLK || command == F_SETLKW || command == F_OFD_SETLK || command == F_OFD_SETLKW;
@@ -169,10 +215,17 @@ static int control(int fd, int command, void *argument) {
         if (plain != command) __atomic_fetch_add(&tally->translated, 1, __ATOMIC_RELAXED);
         command = plain;
     }
+    /* With the mutex, no lock is taken between the end of a transaction and the stray close; SQLite never waits here. */
+    int watched = between && command == F_SETLK;
+    if (watched) pthread_mutex_lock(&one_lock_call);
     int result = (int)syscall(SYS_fcntl, fd, command, argument);
+    if (watched) {
+        if (result == 0) between_transactions(argument);
+        pthread_mutex_unlock(&one_lock_call);
+    }
     if (is_set) {
         __atomic_fetch_add(&tally->set, 1, __ATOMIC_RELAXED);
-        if (!posix_locks) sweep();
+        sweep();
     }
     return result;
 }

@@ -16,7 +16,8 @@ const SOURCE: &str = include_str!("../programs/stray.c");
 #[derive(Debug, Clone)]
 pub struct Stray {
     main: PathBuf,
-    sweep: bool,
+    between: bool,
+    held_back: bool,
     posix_locks: bool,
     roles: Vec<String>,
     tally: PathBuf,
@@ -29,7 +30,8 @@ impl Stray {
         fs::create_dir_all(tally).expect("the directory of the tallies");
         Stray {
             main: main.to_path_buf(),
-            sweep: true,
+            between: false,
+            held_back: false,
             posix_locks: false,
             roles: Vec::new(),
             tally: tally.to_path_buf(),
@@ -41,6 +43,29 @@ impl Stray {
     pub fn without_lock_core(mut self) -> Stray {
         self.posix_locks = true;
         self
+    }
+
+    /// Opens and closes the files only between two transactions of a process, never inside one.
+    #[must_use]
+    pub fn between_transactions(mut self) -> Stray {
+        self.between = true;
+        self
+    }
+
+    /// Opens and closes nothing until [`Stray::begin`].
+    #[must_use]
+    pub fn held_back(mut self) -> Stray {
+        self.held_back = true;
+        self
+    }
+
+    /// Lets go of what was held back.
+    pub fn begin(&self) {
+        fs::write(self.start(), "").expect("the mark of the start");
+    }
+
+    fn start(&self) -> PathBuf {
+        self.tally.join("start")
     }
 
     /// Acts only in processes that have one of these words as an argument.
@@ -58,8 +83,12 @@ impl Stray {
             path
         };
         command.env("LD_PRELOAD", library()).env("STRAY_TALLY", &self.tally);
-        if self.sweep {
-            command.env("STRAY_MAIN", &self.main).env("STRAY_WAL", member("-wal")).env("STRAY_SHM", member("-shm"));
+        command.env("STRAY_MAIN", &self.main).env("STRAY_WAL", member("-wal")).env("STRAY_SHM", member("-shm"));
+        if self.held_back {
+            command.env("STRAY_START", self.start());
+        }
+        if self.between {
+            command.env("STRAY_BETWEEN", "1");
         }
         if self.posix_locks {
             command.env("STRAY_POSIX", "1");

@@ -143,15 +143,21 @@ fn name(holder: &Value) -> String {
 fn summary(document: &Value) -> Markup {
     let holders = holders_of(document);
     let bad: Vec<_> = holders.iter().filter(|h| !faults(h).is_empty()).collect();
+    let unknown = text(document, "verdict") == "unknown";
     html! {
         @if let Some(error) = document.get("error") {
             (error_of(error))
-        } @else if bad.is_empty() {
-            p.state.good { @match holders.len() { 1 => "One process holds it", n => { (n) " processes hold it" } } ", and none has lost its locks." }
-        } @else {
+        } @else if !bad.is_empty() {
             @for holder in bad { p.state.bad { (name(holder)) " " (faults(holder).join(" and ")) "." } }
+        } @else if unknown {
+            p.state.warn { "It could not be seen who holds it." }
+        } @else {
+            p.state.good {
+                @match holders.len() { 1 => "One process holds it", n => { (n) " processes hold it" } }
+                ", and none has lost its locks."
+            }
         }
-        @if text(document, "verdict") == "unknown" { p.state.warn { "It could not be seen whether others hold it too." } }
+        @if unknown && !holders.is_empty() { p.state.warn { "It could not be seen whether others hold it too." } }
     }
 }
 
@@ -178,7 +184,7 @@ fn table(document: &Value) -> Markup {
         }
         @if let Some(limits) = document.get("limits").and_then(Value::as_array).filter(|l| !l.is_empty()) {
             h3 { "What could not be seen" }
-            ul { @for limit in limits { li { (limit.as_str().unwrap_or_default()) } } }
+            ul { @for limit in limits { li { (limit.as_str().unwrap_or_else(|| text(limit, "message"))) } } }
         }
     }
 }

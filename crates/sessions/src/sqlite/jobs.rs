@@ -36,6 +36,19 @@ pub(super) fn ensure(
     by_name(c, name)?.ok_or_else(|| Failure::abort(not_found("job", name)))
 }
 
+pub(super) fn set_interval(c: &Connection, job: JobId, every_seconds: i64, now: Micros) -> Result<Job, Failure> {
+    let latest = now.0.saturating_add(every_seconds.saturating_mul(SECOND));
+    c.prepare_cached(
+        "UPDATE job SET every_seconds = ?2, next_due_at = min(next_due_at, ?3), updated_at = ?4
+         WHERE id = ?1 AND every_seconds <> ?2",
+    )?
+    .execute(params![job, every_seconds, latest, now])?;
+    c.prepare_cached(&format!("SELECT {} FROM job WHERE id = ?1", rows::JOB))?
+        .query_row([job], rows::job)
+        .optional()?
+        .ok_or_else(|| Failure::abort(not_found("job", job)))
+}
+
 pub(super) fn list(c: &Connection) -> rusqlite::Result<Vec<Job>> {
     c.prepare_cached(&format!("SELECT {} FROM job ORDER BY name", rows::JOB))?.query_map([], rows::job)?.collect()
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, params};
-use statehouse_sqlite::{Database, Event, Failure, Options, Ticket};
+use statehouse_sqlite::{Database, Failure, Observer, Options, Ticket};
 
 pub use schema::{APPLICATION_ID, SCHEMA, SessionsSchema, may_read};
 
@@ -132,6 +132,11 @@ impl SqliteStore {
     }
 }
 
+fn interval(seconds: u64) -> Result<i64> {
+    let every = i64::try_from(seconds).ok().filter(|s| *s > 0);
+    every.ok_or_else(|| Error::Invalid(format!("{seconds} seconds is no interval")))
+}
+
 fn known<T>(found: Option<T>, what: &'static str, id: impl ToString) -> Result<T> {
     found.ok_or_else(|| not_found(what, id))
 }
@@ -239,11 +244,15 @@ impl Store for SqliteStore {
 
     fn ensure_job(&self, name: &str, kind: JobKind, every_seconds: u64) -> Result<Job> {
         no_nul("the name", name)?;
-        let every = i64::try_from(every_seconds).ok().filter(|s| *s > 0);
-        let every = every.ok_or_else(|| Error::Invalid(format!("{every_seconds} seconds is no interval")))?;
+        let every = interval(every_seconds)?;
         let kind = serde_json::to_string(&kind).map_err(|e| Error::Invalid(e.to_string()))?;
         let (id, name, now) = (JobId::new(), name.to_owned(), Micros::now());
         self.write(move |c| jobs::ensure(c, id, &name, &kind, every, now))
+    }
+
+    fn set_interval(&self, job: JobId, every_seconds: u64) -> Result<Job> {
+        let (every, now) = (interval(every_seconds)?, Micros::now());
+        self.write(move |c| jobs::set_interval(c, job, every, now))
     }
 
     fn jobs(&self) -> Result<Vec<Job>> {

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 
+use super::describe::{About, file_locks, held_locks};
 use super::walk::{Facts, FileId, Seen, Target, Walker};
-use super::{Evidence, FileLock, HeldFile, HeldLocks, Holder, Namespace, Report, Standing, Verdict, Via, judge};
+use super::{Evidence, HeldFile, Holder, Namespace, Report, Standing, Verdict, Via, judge};
 use crate::error::Result;
 use crate::family::{Family, Member, Status};
 use crate::holders::text::Lock;
-use crate::members::{self, Record};
-use crate::ofd::{self, DMS, RESERVED, Range, SHARED, WAL_CHECKPOINT, WAL_READ0, WAL_WRITE};
-use crate::process::{self, Powers, ProcessId, Stat, Users};
+use crate::ofd::{self, DMS, SHARED};
+use crate::process::{Powers, ProcessId, Stat};
 
 /// How often something is looked at before it is called wrong, and the time between: an opener that lost the processor
 /// between two system calls looks naked for as long as it waits.
@@ -25,6 +25,12 @@ const SCANS: usize = 3;
 struct Opaque {
     pid: i32,
     stat: Stat,
+}
+
+/// Locks that nobody was seen to hold.
+struct Unexplained {
+    unowned: Vec<(Member, FileId, Lock)>,
+    owners: Vec<i32>,
 }
 
 /// One look at everything.
@@ -88,6 +94,7 @@ pub(super) fn scan(family: &Family) -> Result<Report> {
         picture = picture_with_locks(&mut walker, family)?;
     }
     let about = About::read(family);
+    let unexplained = Unexplained { unowned: picture.unowned(), owners: picture.unseen_owners() };
     let mut holders = Vec::new();
     for facts in std::mem::take(&mut picture.holders) {
         let id = facts.process;
@@ -99,7 +106,7 @@ pub(super) fn scan(family: &Family) -> Result<Report> {
         });
         holders.extend(facts.map(|facts| about.holder(&mut walker, facts)));
     }
-    Ok(conclude(&mut walker, family, &about, picture, holders))
+    Ok(conclude(&mut walker, family, &about, picture, unexplained, holders))
 }
 
 fn picture_with_locks(walker: &mut Walker, family: &Family) -> Result<Picture> {
@@ -144,16 +151,6 @@ impl Picture {
     }
 }
 
-fn file_locks(facts: &Facts) -> Vec<FileLock> {
-    let reduce = |&((device, inode), lock): &(FileId, Lock)| FileLock {
-        device,
-        inode,
-        shared: lock.covers(SHARED),
-        dms: lock.covers(DMS),
-    };
-    facts.locks.iter().map(reduce).collect()
-}
-
 fn suspicious(facts: &Facts) -> bool {
     let (naked, ghost) = judge(&facts.files, &file_locks(facts));
     naked || ghost
@@ -186,107 +183,6 @@ fn same_wrong(before: &Facts, after: &Facts) -> bool {
         || (ghost && still_ghost && kept(|f| f.generation == Standing::Retired))
 }
 
-/// What is needed to describe a holder to a person.
-struct About {
-    own: i32,
-    own_namespace: Option<u64>,
-    members: Vec<Record>,
-    members_unread: bool,
-    users: Users,
-    boot: Option<std::time::SystemTime>,
-}
-
-impl About {
-    fn read(family: &Family) -> About {
-        let members = members::list(family);
-        About {
-            own: rustix::process::getpid().as_raw_nonzero().get(),
-            own_namespace: process::namespace("self", "pid"),
-            members_unread: members.is_err(),
-            members: members.unwrap_or_default(),
-            users: Users::read(),
-            boot: process::boot_time(),
-        }
-    }
-
-    fn holder(&self, walker: &mut Walker, facts: Facts) -> Holder {
-        let mut holder = self.stranger(walker, Some(facts.process));
-        let (naked, ghost) = judge(&facts.files, &file_locks(&facts));
-        holder.locks = held_locks(&locks_by_member(&facts));
-        holder.naked = naked;
-        holder.ghost = ghost && !holder.fenced;
-        holder.evidence = Evidence::Identity;
-        holder.files = facts.files;
-        holder
-    }
-
-    /// A process of which no file is known.
-    fn stranger(&self, walker: &mut Walker, id: Option<ProcessId>) -> Holder {
-        let mut holder = Holder {
-            pid: id.map(|id| id.pid),
-            start_ticks: id.map(|id| id.start_ticks).filter(|t| *t > 0),
-            start_time: None,
-            command: Vec::new(),
-            user: None,
-            role: None,
-            fenced: false,
-            is_self: id.is_some_and(|id| id.pid == self.own),
-            pid_namespace: Namespace::Unknown,
-            files: Vec::new(),
-            locks: HeldLocks::default(),
-            naked: false,
-            ghost: false,
-            evidence: Evidence::Lock,
-            stop: "sudo statehouse holders, run on the host, names it".to_owned(),
-        };
-        let Some(id) = id else { return holder };
-        holder.start_time = self.boot.zip(holder.start_ticks).map(|(boot, ticks)| process::start_time(boot, ticks));
-        holder.command = walker.read(id.pid, "cmdline").map(process::command).unwrap_or_default();
-        holder.stop = process::stop(id.pid, &holder.command, walker.read(id.pid, "cgroup").unwrap_or(b""));
-        let status = walker.read(id.pid, "status").unwrap_or(b"").to_vec();
-        holder.user = Powers::parse(&status).map(|p| self.users.name(p.euid));
-        let namespace = process::namespace(&id.pid.to_string(), "pid");
-        holder.pid_namespace = match (namespace, self.own_namespace) {
-            (Some(theirs), Some(ours)) if theirs == ours => Namespace::Same,
-            (Some(_), Some(_)) => Namespace::Other,
-            _ => Namespace::Unknown,
-        };
-        // A record carries the number that its process has in its own pid namespace.
-        let pids = process::namespace_pids(&status);
-        let of_process = |r: &&Record| {
-            r.process.start_ticks == id.start_ticks
-                && (r.process.pid == id.pid && holder.pid_namespace == Namespace::Same
-                    || namespace == Some(r.pid_namespace) && pids.last() == Some(&r.process.pid))
-        };
-        let mut records = self.members.iter().filter(of_process);
-        if let Some(first) = records.next() {
-            holder.role = Some(first.role.clone());
-            holder.fenced = first.fenced || records.any(|r| r.fenced);
-        }
-        holder
-    }
-}
-
-/// Which of SQLite's locks these are. Bytes of the index are meant only on the index and those of the main file only there,
-/// for the ranges overlap in number.
-fn held_locks(locks: &[(Member, Lock)]) -> HeldLocks {
-    let any = |member: Member, range: Range| locks.iter().any(|(m, l)| *m == member && l.touches(range));
-    let read_mark = |n: &u8| any(Member::Shm, Range { start: WAL_READ0 + i64::from(*n), length: 1 });
-    HeldLocks {
-        shared: any(Member::Main, SHARED),
-        dms: any(Member::Shm, DMS),
-        reserved: any(Member::Main, RESERVED),
-        write: any(Member::Shm, WAL_WRITE),
-        checkpoint: any(Member::Shm, WAL_CHECKPOINT),
-        readers: (0..5).filter(read_mark).collect(),
-    }
-}
-
-fn locks_by_member(facts: &Facts) -> Vec<(Member, Lock)> {
-    let member = |id: FileId| facts.files.iter().find(|f| (f.device, f.inode) == id).map(|f| f.member);
-    facts.locks.iter().filter_map(|(id, lock)| Some((member(*id)?, *lock))).collect()
-}
-
 fn table_files(locks: &[(Member, FileId, Lock)]) -> Vec<HeldFile> {
     let mut files: Vec<HeldFile> = Vec::new();
     for &(member, id, lock) in locks {
@@ -309,7 +205,15 @@ fn table_files(locks: &[(Member, FileId, Lock)]) -> Vec<HeldFile> {
 }
 
 /// Adds who shows only by a lock, clears whom nothing speaks against, and says how sure all that is.
-fn conclude(walker: &mut Walker, family: &Family, about: &About, picture: Picture, mut holders: Vec<Holder>) -> Report {
+fn conclude(
+    walker: &mut Walker,
+    family: &Family,
+    about: &About,
+    picture: Picture,
+    unexplained: Unexplained,
+    mut holders: Vec<Holder>,
+) -> Report {
+    let Unexplained { unowned, owners } = unexplained;
     let mut limits = Vec::new();
     let by_lock = |holder: &mut Holder, locks: &[(Member, FileId, Lock)]| {
         holder.files = table_files(locks);
@@ -318,7 +222,7 @@ fn conclude(walker: &mut Walker, family: &Family, about: &About, picture: Pictur
         holder.naked = index && !(holder.locks.shared && holder.locks.dms);
     };
     let seen = |pid: i32| picture.pids.contains(&pid) && !picture.opaque.iter().any(|o| o.pid == pid);
-    for pid in picture.unseen_owners() {
+    for pid in owners {
         // Whoever can be looked at and has no file of the family any more has just let go.
         if seen(pid) {
             continue;
@@ -329,7 +233,6 @@ fn conclude(walker: &mut Walker, family: &Family, about: &About, picture: Pictur
         by_lock(&mut holder, &locks);
         holders.push(holder);
     }
-    let unowned = picture.unowned();
     if !unowned.is_empty() {
         let mut holder = about.stranger(walker, None);
         holder.pid_namespace = if picture.opaque.is_empty() { Namespace::Other } else { Namespace::Unknown };
@@ -348,7 +251,9 @@ fn conclude(walker: &mut Walker, family: &Family, about: &About, picture: Pictur
                 holders.push(holder);
             }
             Some(_) => {}
-            None => limits.push("locks of hidden processes were not asked for, because that could drop this process's own".to_owned()),
+            None => limits.push(
+                "locks of hidden processes were not asked for, because that could drop this process's own".to_owned(),
+            ),
         }
         limits.push(
             "this is not the machine's own pid namespace: a process outside it is not listed, and shows only by a lock \

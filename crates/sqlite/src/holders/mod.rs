@@ -5,6 +5,8 @@
 //! is reported only if it stays wrong: processes open and close all the time, and between two system calls of SQLite every
 //! one of them looks half done.
 
+#[cfg(target_os = "linux")]
+mod describe;
 #[cfg_attr(target_os = "linux", path = "linux.rs")]
 #[cfg_attr(target_os = "macos", path = "macos.rs")]
 #[cfg_attr(windows, path = "windows.rs")]

@@ -28,7 +28,12 @@ pub(crate) fn run(context: &Context) -> Result {
     let _role = lock::take(&context.home, ROLE)?;
     let store = service::open(context, ROLE)?;
     let kind = JobKind::Housekeeping { name: worker::HOUSEKEEPING.to_owned() };
-    store.ensure_job(worker::HOUSEKEEPING, kind, config.scheduler.housekeeping_every.as_secs())?;
+    let every = config.scheduler.housekeeping_every.as_secs();
+    let job = store.ensure_job(worker::HOUSEKEEPING, kind, every)?;
+    if job.every_seconds != every {
+        // The configuration was changed since the job was made.
+        store.set_interval(job.id, every)?;
+    }
     let launch = Arc::new(Workers { home: context.home.directory().to_owned(), state: Mutex::default() });
     let holder = Holder(format!("scheduler {} {}", std::process::id(), jiff::Timestamp::now()));
     let options =

@@ -1,0 +1,203 @@
+//! What a writer is told when its write cannot be kept, and what others are told then.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use statehouse_sqlite::rusqlite::Connection;
+use statehouse_sqlite::{Database, Error, Failure, Options, Result, Schema};
+use statehouse_testkit::home::TestDir;
+use statehouse_testkit::need;
+use statehouse_testkit::visitor::Shell;
+
+use crate::holder::Holder;
+
+struct Blobs;
+
+impl Schema for Blobs {
+    fn current(&self, connection: &Connection) -> Result<bool> {
+        Ok(connection.table_exists(None, "b")?)
+    }
+
+    fn migrate(&self, transaction: &Connection) -> Result<(), Failure> {
+        Ok(transaction.execute_batch("CREATE TABLE b(id INTEGER PRIMARY KEY, body BLOB) STRICT")?)
+    }
+
+    fn merge(&self, _: &Connection, _: &Connection) -> Result<u64, Failure> {
+        Ok(0)
+    }
+}
+
+fn open(path: &Path, patience: Duration) -> Database {
+    let schema: Option<Arc<dyn Schema>> = Some(Arc::new(Blobs));
+    Database::open(path, Options { create: true, patience, schema, ..Options::default() }).unwrap()
+}
+
+fn insert(size: usize) -> impl Fn(&Connection) -> Result<i64, Failure> + Send + 'static {
+    move |c| {
+        c.execute("INSERT INTO b(body) VALUES(zeroblob(?1))", [size as i64])?;
+        Ok(c.last_insert_rowid())
+    }
+}
+
+fn count(database: &Database) -> i64 {
+    database.read(|c| Ok(c.query_row("SELECT count(*) FROM b", [], |r| r.get(0))?)).unwrap()
+}
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// A small volume of its own, unmounted with the test.
+struct Volume(TestDir);
+
+impl Volume {
+    fn new(kib: u32) -> Option<Volume> {
+        if !need::root("mounting a small volume") {
+            return None;
+        }
+        let directory = TestDir::new();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={kib}k"), "tmpfs"]).arg(directory.path());
+        if !mount.status().unwrap().success() {
+            need::skip("this system does not let a small volume be mounted");
+            return None;
+        }
+        Some(Volume(directory))
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_the_write_that_does_not_fit_and_keeps_the_others() {
+    let Some(volume) = Volume::new(2048) else { return };
+    let path = volume.0.join("s.db");
+    let database = open(&path, LONG);
+    let mut kept = 0;
+    let ballast = volume.0.join("ballast");
+    std::fs::write(&ballast, vec![1; 512 << 10]).unwrap();
+    let refused = loop {
+        match database.write(insert(100_000)) {
+            Ok(_) => kept += 1,
+            Err(e) => break e,
+        }
+        assert!(kept < 100, "the volume never filled");
+    };
+    assert!(matches!(refused, Error::Full), "{refused}");
+    assert_eq!(count(&database), kept, "reading works on a full disk");
+    // Several at once: what fits is kept although it shared a batch with what does not.
+    let tickets: Vec<_> = [10, 4_000_000, 10].map(|size| database.submit(insert(size))).into();
+    let answers: Vec<bool> = tickets.into_iter().map(|t| t.wait().is_ok()).collect();
+    assert!(!answers[1], "{answers:?}");
+    kept += answers.iter().filter(|a| **a).count() as i64;
+    std::fs::remove_file(&ballast).unwrap();
+    database.write(insert(10)).unwrap();
+    kept += 1;
+    assert_eq!(count(&database), kept);
+    drop(database);
+    let again = open(&path, LONG);
+    assert_eq!(count(&again), kept);
+}
+
+#[test]
+fn a_request_that_refuses_is_undone_alone() {
+    let directory = TestDir::new();
+    let database = open(&directory.join("s.db"), LONG);
+    let before = database.submit(insert(10));
+    let refused = database.submit(|c: &Connection| -> Result<(), Failure> {
+        c.execute("INSERT INTO b(body) VALUES(x'00')", [])?;
+        Err(Failure::abort(std::fmt::Error))
+    });
+    let wrong = database.submit(|c: &Connection| Ok(c.execute("INSERT INTO nowhere VALUES(1)", [])?));
+    let panics = database.submit(|_: &Connection| -> Result<(), Failure> { panic!("a bug in a request") });
+    let after = database.submit(insert(10));
+    before.wait().unwrap();
+    assert!(matches!(refused.wait(), Err(Error::Aborted(_))));
+    assert!(matches!(wrong.wait(), Err(Error::Sqlite(_))));
+    assert!(matches!(panics.wait(), Err(Error::Aborted(_))));
+    after.wait().unwrap();
+    assert_eq!(count(&database), 2);
+}
+
+#[test]
+fn a_busy_error_names_the_stranger_who_has_the_write_lock() {
+    let directory = TestDir::new();
+    let path = directory.join("s.db");
+    let database = open(&path, Duration::from_millis(300));
+    let Some(mut shell) = Shell::open(&path) else { return };
+    shell.sql("BEGIN IMMEDIATE;");
+    let error = database.write(insert(10)).unwrap_err();
+    let Error::Busy { waited, holder } = &error else { panic!("{error}") };
+    assert!(*waited >= Duration::from_millis(300), "{waited:?}");
+    let holder = holder.as_deref().unwrap_or_default();
+    assert!(holder.contains(&format!("PID {}", shell.pid())) && holder.contains("sqlite3"), "{error}");
+    shell.sql("COMMIT;");
+    database.write(insert(10)).unwrap();
+    assert_eq!(count(&database), 1, "the write that was given up was not kept");
+}
+
+#[test]
+fn closing_answers_everything_and_leaves_nothing_open() {
+    let directory = TestDir::new();
+    let path = directory.join("s.db");
+    let database = open(&path, LONG);
+    let tickets: Vec<_> = (0..500).map(|_| database.submit(insert(10))).collect();
+    database.close();
+    for ticket in tickets {
+        ticket.wait().unwrap();
+    }
+    assert!(matches!(database.write(insert(10)), Err(Error::Closed)));
+    assert!(matches!(database.read(|_| Ok(())), Err(Error::Closed)));
+    assert!(statehouse_sqlite::locks::descriptors(&path).is_empty());
+    assert_eq!(count(&open(&path, LONG)), 500);
+}
+
+#[test]
+fn a_settled_database_is_opened_without_a_write() {
+    let directory = TestDir::new();
+    let path = directory.join("s.db");
+    open(&path, LONG).write(insert(10)).unwrap();
+    let size = || std::fs::metadata(directory.join("s.db-wal")).unwrap().len();
+    let before = size();
+    // A stranger who has the write lock keeps nobody from opening and reading.
+    let Some(mut shell) = Shell::open(&path) else { return };
+    shell.sql("BEGIN IMMEDIATE;");
+    let database = open(&path, Duration::from_millis(300));
+    assert_eq!(count(&database), 1);
+    assert_eq!(size(), before);
+}
+
+#[test]
+fn a_process_that_is_stopped_while_it_has_the_turn_is_named_and_keeps_nobody_for_ever() {
+    let directory = TestDir::new();
+    let path = directory.join("s.db");
+    let database = open(&path, Duration::from_millis(400));
+    let mut holder = Holder::start();
+    holder.ok(&format!("take-turn {}", directory.join("s.db.statehouse").display()));
+    let error = database.write(insert(10)).unwrap_err();
+    let Error::Busy { holder: Some(named), .. } = &error else { panic!("{error}") };
+    assert!(named.contains(&holder.pid().to_string()), "{named}");
+    let begun = std::time::Instant::now();
+    database.close();
+    eprintln!("closed after {:?}", begun.elapsed());
+    drop(holder);
+    assert_eq!(count(&open(&path, LONG)), 0, "what was given up was not kept");
+}
+
+#[test]
+fn a_side_directory_that_was_removed_with_the_log_is_made_again() {
+    let directory = TestDir::new();
+    let path = directory.join("s.db");
+    let database = open(&path, LONG);
+    database.write(insert(10)).unwrap();
+    std::fs::remove_dir_all(directory.join("s.db.statehouse")).unwrap();
+    for sidecar in ["s.db-wal", "s.db-shm"] {
+        std::fs::remove_file(directory.join(sidecar)).unwrap();
+    }
+    database.write(insert(10)).unwrap();
+    assert!(directory.join("s.db.statehouse/members").is_dir());
+}
