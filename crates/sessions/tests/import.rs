@@ -412,6 +412,28 @@ os._exit(9)
 }
 
 #[test]
+fn a_log_whose_header_is_damaged_is_not_left_out_in_silence() {
+    let house = House::new();
+    let (home, path) = newer(30);
+    let mut owner = Python::open(&path);
+    let row = "INSERT INTO messages(session_id, role, content, timestamp) VALUES ('child', 'user', 'late', 1765000300)";
+    owner.sql(row).unwrap();
+    let cold = home.join("cold.db");
+    std::fs::copy(&path, &cold).unwrap();
+    let mut log = std::fs::read(home.join("state.db-wal")).unwrap();
+    owner.quit();
+    std::fs::write(home.join("cold.db-wal"), &log).unwrap();
+    log[..16].fill(0x55);
+    let damaged = home.join("damaged.db");
+    std::fs::copy(&cold, &damaged).unwrap();
+    std::fs::write(home.join("damaged.db-wal"), &log).unwrap();
+    let before = Snapshot::of(home.path(), &[]);
+    assert!(house.refusal(&damaged).contains("damaged header"));
+    assert_eq!(house.import(&cold), report(5, 21, 0), "the control: with its header the log is read");
+    before.assert_unchanged(home.path(), &[]);
+}
+
+#[test]
 fn odd_paths_name_the_files_that_they_name() {
     let house = House::new();
     let (_home, path) = newer(30);

@@ -29,9 +29,6 @@ use crate::store::{Canary, Health, Store};
 use crate::types::*;
 use conversations::{no_nul, not_found};
 
-/// Someone who is told what happens to a handle.
-pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
-
 /// How to open a store.
 #[derive(Clone)]
 pub struct OpenMode {
