@@ -30,7 +30,8 @@ impl Stray {
         fs::create_dir_all(tally).expect("the directory of the tallies");
         Stray {
             main: main.to_path_buf(),
-            between: false, held_back: false,
+            between: false,
+            held_back: false,
             posix_locks: false,
             roles: Vec::new(),
             tally: tally.to_path_buf(),
