@@ -5,8 +5,6 @@
 //! and only the ratio is worth keeping. Both sides append to a store that already holds messages, from three processes
 //! at once, and a message counts when the one who sent it has been told that it is kept.
 
-#![expect(clippy::disallowed_methods, reason = "reads and writes its own report, in a process without a database")]
-
 mod idle;
 mod load;
 mod ours;
