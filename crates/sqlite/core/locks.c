@@ -12,8 +12,18 @@
 **   open    notes which descriptors are SQLite's own
 **   close   with SQLite's last descriptor of an inode its owner is closed too: SQLite
 **           never unlocks byte 128 of -shm, it relies on the close
-**   unlink  of -wal and -shm is refused
-**   write   (and pwrite) is refused in a child of fork while its parent's write lock stands
+**   unlink  of -wal and -shm is refused, until the database leaves WAL mode
+**   mmap    (and munmap) notes where the index of a log is mapped
+**   write, pwrite, ftruncate, fallocate
+**           are refused on a number that is not SQLite's file any more, and in a child
+**           of fork whose parent was writing
+**
+** SQLite unlinks the log with its last close, and when a database leaves WAL mode. To both it
+** takes the main file's exclusive lock and copies the log first. The close needs no unlink: a log
+** that was copied may lie there. But a database that leaves WAL mode and is written would, with the
+** next opening, be overlaid with that old log. So a refused unlink is remembered while the exclusive
+** lock stands, and made up for when SQLite turns that lock into a shared one or writes into the
+** main file under it: a closing connection does neither.
 **
 ** An owner is opened anew through /proc/self/fd (a dup would share SQLite's own
 ** description), at a high number, close-on-exec. Something that closes every
@@ -25,9 +35,11 @@
 ** After a fork the child shares the owner's description: an unlock there would take
 ** the parent's lock away. The child therefore closes its copy at once, and at its
 ** first lock call opens an owner of its own, on which it takes the read locks again
-** that the parent had recorded. It cannot inherit a write lock: a lock call that would
-** need it fails, and so does every write into that family until the child has released it
-** (SQLite makes no lock call between BEGIN IMMEDIATE and the end of COMMIT).
+** that the parent had recorded. It cannot inherit a write lock: where the parent held one at
+** the fork, the child's connections to that family are good for nothing but closing. Until it has
+** closed them all, each lock call, write, truncation and unlink of that family fails in the child.
+** Closing rolls back, and a rollback clears the index of the log in shared memory, where the parent's
+** uncommitted frames are listed: so the child gets a private copy of that memory at the fork.
 */
 #define _GNU_SOURCE
 #include "locks.h"
@@ -40,6 +52,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -64,6 +77,8 @@ struct inode {
   int writable;              /* the owner can take write locks */
   int lost;                  /* the owner was taken away: every lock call fails */
   int inherited;             /* the ranges were taken by a parent process */
+  int parents;               /* this process is a child, and its parent held a write lock here at the fork */
+  int unlinks;               /* what SQLite wanted unlinked under the exclusive lock that still stands */
   struct sh_range *ranges;   /* what the owner holds, sorted, disjoint */
   size_t held;
   size_t room;
@@ -75,14 +90,30 @@ struct descriptor {
   char *path;
 };
 
+/* A piece of an index of a log that SQLite has mapped. */
+struct mapping {
+  struct mapping *next;
+  struct inode *inode;       /* 0: its descriptors are closed */
+  char *at;
+  size_t length;
+};
+
+enum { UNLINK_WAL = 1, UNLINK_SHM = 2 };
+
 #define BUCKETS 1024
+
+/* The shared range of a main file (os_unix.c, SHARED_FIRST and SHARED_SIZE). */
+#define SHARED_FIRST 0x40000002
+#define SHARED_END (SHARED_FIRST + 510)
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct inode *buckets[BUCKETS];
 static struct descriptor *table;
 static size_t table_size;
+static struct mapping *mappings;
 static pid_t home;           /* the process that the owners belong to */
 static uint64_t marks;
+static int forked_while_writing;   /* some inode may be its parent's to write */
 
 static int (*real_open)(const char *, int, int);
 static int (*real_close)(int);
@@ -91,7 +122,10 @@ static int (*real_unlink)(const char *);
 static ssize_t (*real_write)(int, const void *, size_t);
 static ssize_t (*real_pwrite)(int, const void *, size_t, off_t);
 static ssize_t (*real_pwrite64)(int, const void *, size_t, off_t);
-static int forked_while_writing;   /* some inode may have ranges that are its parent's write locks */
+static int (*real_ftruncate)(int, off_t);
+static int (*real_fallocate)(int, off_t, off_t);
+static void *(*real_mmap)(void *, size_t, int, int, int, off_t);
+static int (*real_munmap)(void *, size_t);
 
 /* ---- inodes and descriptors; the mutex is held in all of these ---- */
 
@@ -105,6 +139,16 @@ static struct inode *find(dev_t device, ino_t number){
   return i;
 }
 
+static int set_lock(int fd, int command, int type, int64_t start, int64_t end){
+  struct flock lock;
+  memset(&lock, 0, sizeof lock);   /* l_pid must be zero for open-file-description locks */
+  lock.l_type = (short)type;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = start;
+  lock.l_len = end == INT64_MAX ? 0 : end - start;
+  return fcntl(fd, command, &lock);
+}
+
 /* True if the descriptor is still the very description that was opened as the owner. */
 static int owner_is_ours(const struct inode *i){
   struct stat st;
@@ -113,16 +157,25 @@ static int owner_is_ours(const struct inode *i){
       && lseek(i->owner, 0, SEEK_CUR) == i->mark;
 }
 
-static void close_owner(struct inode *i){
+/* Closes this process's copy of the owner's description. */
+static void drop_owner(struct inode *i){
   /* If the number belongs to something else by now it is not ours to close. */
   if( owner_is_ours(i) ) close(i->owner);
   i->owner = -1;
 }
 
+/* Ends the owner. Its locks go even if a process that was made by a bare clone() has a copy of the description. */
+static void close_owner(struct inode *i){
+  if( owner_is_ours(i) ) set_lock(i->owner, F_OFD_SETLK, F_UNLCK, 0, INT64_MAX);
+  drop_owner(i);
+}
+
 static void forget_inode(struct inode *gone){
   struct inode **at = &buckets[bucket(gone->device, gone->number)];
+  struct mapping *m;
   while( *at != gone ) at = &(*at)->next;
   *at = gone->next;
+  for(m = mappings; m; m = m->next) if( m->inode == gone ) m->inode = 0;
   close_owner(gone);
   free(gone->ranges);
   free(gone);
@@ -194,6 +247,7 @@ static void record_range(struct inode *i, int64_t start, int64_t end, int type){
   size_t n, kept = 0;
   struct sh_range tail;
   int has_tail = 0;
+  if( i->unlinks && type != F_WRLCK && start < SHARED_END && end > SHARED_FIRST ) i->unlinks = 0;
   for(n = 0; n < i->held; n++){
     struct sh_range r = i->ranges[n];
     if( r.end <= start || r.start >= end ){ i->ranges[kept++] = r; continue; }
@@ -208,16 +262,6 @@ static void record_range(struct inode *i, int64_t start, int64_t end, int type){
     kept++;
   }
   i->held = kept;
-}
-
-static int set_lock(int fd, int command, int type, int64_t start, int64_t end){
-  struct flock lock;
-  memset(&lock, 0, sizeof lock);   /* l_pid must be zero for open-file-description locks */
-  lock.l_type = (short)type;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = start;
-  lock.l_len = end == INT64_MAX ? 0 : end - start;
-  return fcntl(fd, command, &lock);
 }
 
 /* ---- owners ---- */
@@ -301,14 +345,63 @@ static int holds_write(const struct inode *i){
   return 0;
 }
 
+/* The length of a path without what SQLite appends to the name of the main file. */
+static size_t family_length(const char *path){
+  static const char *const suffixes[] = { "-wal", "-shm", "-journal" };
+  size_t length = strlen(path), n;
+  for(n = 0; n < sizeof suffixes / sizeof *suffixes; n++){
+    size_t suffix = strlen(suffixes[n]);
+    if( length > suffix && strcmp(path + length - suffix, suffixes[n]) == 0 ) return length - suffix;
+  }
+  return length;
+}
+
+/* True in a child of fork for a family that its parent was writing at the fork. */
+static int is_parents(const char *path){
+  size_t n, length;
+  if( !forked_while_writing ) return 0;
+  length = family_length(path);
+  for(n = 0; n < table_size; n++){
+    const struct descriptor *d = &table[n];
+    if( d->inode == 0 || !d->inode->parents ) continue;
+    if( family_length(d->path) == length && memcmp(d->path, path, length) == 0 ) return 1;
+  }
+  return 0;
+}
+
+/* True if a descriptor of this inode has a path of a family that is the parent's. */
+static int inode_is_parents(const struct inode *i){
+  size_t n;
+  for(n = 0; n < table_size; n++) if( table[n].inode == i && is_parents(table[n].path) ) return 1;
+  return 0;
+}
+
+/* Puts a private copy of the memory in its place. On failure the memory can only be read from now on. */
+static void make_private(const struct mapping *m){
+  char *copy = mmap(0, m->length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if( copy != MAP_FAILED ){
+    memcpy(copy, m->at, m->length);
+    if( mremap(copy, m->length, m->length, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) != MAP_FAILED ) return;
+    munmap(copy, m->length);
+  }
+  mprotect(m->at, m->length, PROT_READ);
+}
+
 static void become_child(void){
   size_t n;
   struct inode *i;
+  struct mapping *m;
+  int writing = forked_while_writing;
   for(n = 0; n < BUCKETS; n++){
     for(i = buckets[n]; i; i = i->next){
-      if( i->owner >= 0 ){ close_owner(i); i->inherited = 1; }
-      if( i->inherited && holds_write(i) ) forked_while_writing = 1;
+      if( i->owner >= 0 ){ drop_owner(i); i->inherited = 1; }
+      if( i->inherited && holds_write(i) ){ i->parents = 1; writing = 1; }
+      i->unlinks = 0;
     }
+  }
+  forked_while_writing = writing;
+  if( writing ){
+    for(m = mappings; m; m = m->next) if( m->inode && inode_is_parents(m->inode) ) make_private(m);
   }
   home = getpid();
 }
@@ -341,19 +434,83 @@ int sh_open(const char *path, int flags, int mode){
   return fd;
 }
 
+static struct inode *inode_of(int fd){
+  return fd >= 0 && (size_t)fd < table_size ? table[fd].inode : 0;
+}
+
+/* True if the number does not belong to the file that SQLite opened by it any more. */
+static int is_foreign(int fd, const struct inode *i){
+  struct stat st;
+  return fstat(fd, &st) != 0 || st.st_dev != i->device || st.st_ino != i->number;
+}
+
 int sh_close(int fd){
-  int rc;
+  int rc = 0, foreign;
+  const struct inode *i;
   enter();
+  i = inode_of(fd);
+  /* What somebody else opened by this number meanwhile is not SQLite's to close. */
+  foreign = i && is_foreign(fd, i);
   forget_descriptor(fd);
   /* Inside the mutex, so that the number is not noted anew before it is free. */
-  rc = real_close(fd);
+  if( !foreign ) rc = real_close(fd);
   leave();
+  return rc;
+}
+
+/* 1 if this process holds the exclusive lock of a main file. */
+static int is_exclusive(const struct inode *i){
+  size_t n;
+  for(n = 0; n < i->held; n++){
+    const struct sh_range *r = &i->ranges[n];
+    if( r->write && r->start <= SHARED_FIRST && r->end >= SHARED_END ) return 1;
+  }
+  return 0;
+}
+
+/* The descriptor of the main file whose log or index has this path, if this process has that file to itself. */
+static struct descriptor *exclusive_main(const char *path, size_t main_length){
+  size_t n;
+  for(n = 0; n < table_size; n++){
+    struct descriptor *d = &table[n];
+    if( d->inode == 0 || strncmp(d->path, path, main_length) != 0 || d->path[main_length] != 0 ) continue;
+    if( is_exclusive(d->inode) ) return d;
+  }
+  return 0;
+}
+
+static int has_suffix(const char *path, size_t length, const char *suffix){
+  return length > 4 && strcmp(path + length - 4, suffix) == 0;
+}
+
+/* The database leaves WAL mode: unlinks what SQLite believes it has unlinked. 0, or -1 with errno set. */
+static int make_up(const struct descriptor *d){
+  static const struct { int what; const char *suffix; } kinds[] = { { UNLINK_WAL, "-wal" }, { UNLINK_SHM, "-shm" } };
+  size_t n, length = strlen(d->path) + 5;
+  char *path = malloc(length);
+  int rc = 0;
+  if( path == 0 ){ errno = ENOMEM; return -1; }
+  for(n = 0; n < sizeof kinds / sizeof *kinds; n++){
+    if( !(d->inode->unlinks & kinds[n].what) ) continue;
+    snprintf(path, length, "%s%s", d->path, kinds[n].suffix);
+    if( real_unlink(path) != 0 && errno != ENOENT ){ rc = -1; break; }
+    d->inode->unlinks &= ~kinds[n].what;
+  }
+  free(path);
   return rc;
 }
 
 int sh_unlink(const char *path){
   size_t length = strlen(path);
-  if( length > 4 && (strcmp(path + length - 4, "-wal") == 0 || strcmp(path + length - 4, "-shm") == 0) ){
+  int refused, what = 0;
+  struct descriptor *d;
+  if( has_suffix(path, length, "-wal") ) what = UNLINK_WAL;
+  if( has_suffix(path, length, "-shm") ) what = UNLINK_SHM;
+  enter();
+  refused = what != 0 || is_parents(path);
+  if( what && (d = exclusive_main(path, length - 4)) != 0 ) d->inode->unlinks |= what;
+  leave();
+  if( refused ){
     errno = EPERM;
     return -1;
   }
@@ -378,7 +535,10 @@ static int lock_call(int fd, struct inode *i, int command, struct flock *lock){
     record_range(i, lock->l_start, range_end(lock), F_UNLCK);
     return 0;
   }
-  if( i->lost ){ errno = EIO; return -1; }
+  if( i->lost || is_parents(table[fd].path) ){ errno = EIO; return -1; }
+  if( i->unlinks && command != F_GETLK && lock->l_type == F_RDLCK && lock->l_start == SHARED_FIRST ){
+    if( make_up(&table[fd]) != 0 ) return -1;
+  }
   if( reserve_ranges(i) != 0 ){ errno = ENOMEM; return -1; }
   if( ready_owner(i, fd, command == F_GETLK ? F_RDLCK : lock->l_type) != 0 ) return -1;
 
@@ -418,7 +578,7 @@ int sh_fcntl(int fd, int command, ...){
     return real_fcntl(fd, command, argument);
   }
   enter();
-  i = (fd >= 0 && (size_t)fd < table_size) ? table[fd].inode : 0;
+  i = inode_of(fd);
   if( i == 0 ){
     /* Opened before the core was installed: its locks are POSIX locks already. */
     leave();
@@ -433,50 +593,75 @@ int sh_fcntl(int fd, int command, ...){
   return rc;
 }
 
-/* The length of a path without what SQLite appends to the name of the main file. */
-static size_t family_length(const char *path){
-  static const char *const suffixes[] = { "-wal", "-shm", "-journal" };
-  size_t length = strlen(path), n;
-  for(n = 0; n < sizeof suffixes / sizeof *suffixes; n++){
-    size_t suffix = strlen(suffixes[n]);
-    if( length > suffix && strcmp(path + length - suffix, suffixes[n]) == 0 ) return length - suffix;
-  }
-  return length;
-}
-
-/* True in a child of fork for a family whose write lock is its parent's. */
-static int parent_is_writing(int fd){
-  size_t n, length;
-  const char *path;
-  int found = 0;
-  if( home == getpid() && !forked_while_writing ) return 0;
+/* 0 if SQLite may change the file behind its descriptor now, or -1 with errno set. */
+static int may_change(int fd){
+  const struct inode *i;
+  int rc = 0;
   enter();
-  if( fd >= 0 && (size_t)fd < table_size && table[fd].inode ){
-    path = table[fd].path;
-    length = family_length(path);
-    for(n = 0; n < table_size && !found; n++){
-      const struct descriptor *d = &table[n];
-      if( d->inode == 0 || !d->inode->inherited || !holds_write(d->inode) ) continue;
-      found = family_length(d->path) == length && memcmp(d->path, path, length) == 0;
-    }
+  i = inode_of(fd);
+  if( i && (is_foreign(fd, i) || is_parents(table[fd].path)) ){
+    errno = EIO;
+    rc = -1;
+  }else if( i && i->unlinks ){
+    rc = make_up(&table[fd]);
   }
   leave();
-  return found;
+  return rc;
 }
 
 ssize_t sh_write(int fd, const void *bytes, size_t count){
-  if( parent_is_writing(fd) ){ errno = EIO; return -1; }
-  return real_write(fd, bytes, count);
+  return may_change(fd) == 0 ? real_write(fd, bytes, count) : -1;
 }
 
 ssize_t sh_pwrite(int fd, const void *bytes, size_t count, off_t offset){
-  if( parent_is_writing(fd) ){ errno = EIO; return -1; }
-  return real_pwrite(fd, bytes, count, offset);
+  return may_change(fd) == 0 ? real_pwrite(fd, bytes, count, offset) : -1;
 }
 
 ssize_t sh_pwrite64(int fd, const void *bytes, size_t count, off_t offset){
-  if( parent_is_writing(fd) ){ errno = EIO; return -1; }
-  return real_pwrite64(fd, bytes, count, offset);
+  return may_change(fd) == 0 ? real_pwrite64(fd, bytes, count, offset) : -1;
+}
+
+int sh_ftruncate(int fd, off_t length){
+  return may_change(fd) == 0 ? real_ftruncate(fd, length) : -1;
+}
+
+/* Answers an errno, as posix_fallocate does. */
+int sh_fallocate(int fd, off_t offset, off_t length){
+  return may_change(fd) == 0 ? real_fallocate(fd, offset, length) : errno;
+}
+
+void *sh_mmap(void *wanted, size_t length, int protection, int flags, int fd, off_t offset){
+  struct mapping *m;
+  void *at = real_mmap(wanted, length, protection, flags, fd, offset);
+  if( at == MAP_FAILED || !(protection & PROT_WRITE) || !(flags & MAP_SHARED) ) return at;
+  m = malloc(sizeof *m);
+  if( m == 0 ){
+    real_munmap(at, length);
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  enter();
+  m->inode = inode_of(fd);
+  m->at = at;
+  m->length = length;
+  m->next = mappings;
+  mappings = m;
+  leave();
+  return at;
+}
+
+int sh_munmap(void *at, size_t length){
+  struct mapping **m, *gone;
+  int rc;
+  enter();
+  for(m = &mappings; *m && (*m)->at != (char *)at; m = &(*m)->next){}
+  gone = *m;
+  if( gone ) *m = gone->next;
+  /* Inside the mutex, so that the address is not noted anew before it is free. */
+  rc = real_munmap(at, length);
+  leave();
+  free(gone);
+  return rc;
 }
 
 /* ---- doors for the crate ---- */
@@ -500,6 +685,10 @@ static const struct { const char *name; any replacement; any *original; } calls[
   { "write",    (any)sh_write,    (any *)&real_write },
   { "pwrite",   (any)sh_pwrite,   (any *)&real_pwrite },
   { "pwrite64", (any)sh_pwrite64, (any *)&real_pwrite64 },
+  { "ftruncate", (any)sh_ftruncate, (any *)&real_ftruncate },
+  { "fallocate", (any)sh_fallocate, (any *)&real_fallocate },
+  { "mmap",     (any)sh_mmap,     (any *)&real_mmap },
+  { "munmap",   (any)sh_munmap,   (any *)&real_munmap },
 };
 
 const char *sh_call_name(size_t n){

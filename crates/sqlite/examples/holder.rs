@@ -91,13 +91,11 @@ fn order(connections: &mut HashMap<String, Connection>, line: &str) -> Answer {
         }
         "owner" => Ok(owner(rest)?.to_string()),
         // Frees the owner's number and lets another file have it, as something that closes all descriptors would.
-        "steal" => {
-            let number = owner(first)?;
-            let other = CString::new(second).map_err(|e| e.to_string())?;
-            // SAFETY: the path is a C string, and dup2 onto the owner's number closes what was there, which is the point.
-            let taken = unsafe { libc::dup2(libc::open(other.as_ptr(), libc::O_RDWR), number) };
-            if taken == number { Ok(String::new()) } else { Err(std::io::Error::last_os_error().to_string()) }
-        }
+        "steal" => replace(&owner(first)?.to_string(), second),
+        // replace NUMBER PATH: what was open by this number is closed, and the file is open by it instead.
+        "replace" => replace(first, second),
+        // A copy of the process that the C library knows nothing of; it does nothing and dies with it.
+        "shadow" => shadow(),
         // fork VERB ...: the child carries out the order with everything that it inherited, and exits without cleaning up.
         "fork" => fork(connections, rest),
         "second" => second_library(first, second),
@@ -110,6 +108,29 @@ fn order(connections: &mut HashMap<String, Connection>, line: &str) -> Answer {
         }
         _ => Err(format!("unknown order {verb}")),
     }
+}
+
+fn replace(number: &str, path: &str) -> Answer {
+    let number = number.parse().map_err(|_| "not a number")?;
+    let other = CString::new(path).map_err(|e| e.to_string())?;
+    // SAFETY: the path is a C string, and dup2 onto the number closes what was there, which is the point.
+    let taken = unsafe { libc::dup2(libc::open(other.as_ptr(), libc::O_RDWR), number) };
+    if taken == number { Ok(String::new()) } else { Err(std::io::Error::last_os_error().to_string()) }
+}
+
+fn shadow() -> Answer {
+    // SAFETY: without CLONE_VM and a stack this is a fork that runs no handlers; the child only makes system calls.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+    if pid == 0 {
+        // SAFETY: neither call touches memory of this process; the second never returns.
+        unsafe {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            loop {
+                libc::pause();
+            }
+        }
+    }
+    if pid > 0 { Ok(pid.to_string()) } else { Err(std::io::Error::last_os_error().to_string()) }
 }
 
 /// One table of keys, each written once.

@@ -1,9 +1,9 @@
 //! One database, open in this process: a writer, readers, and the watch over its generation.
 
 use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
@@ -23,6 +23,12 @@ use crate::{busy, locks, recovery, retired, side};
 
 /// How often a handle that could not be reopened tries again.
 const RETRY: Duration = Duration::from_millis(250);
+
+/// How long a recovery waits for the reads of its own process at a time. It holds a lock meanwhile that others want.
+const READS_END: Duration = Duration::from_millis(600);
+
+/// How long the writer waits inside SQLite for a stranger's lock before it looks at the generation again.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Is told what happens to a handle. Called on the handle's own threads; must not call the handle.
 pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
@@ -63,7 +69,8 @@ impl Default for Options {
 impl Options {
     pub(crate) fn tell(&self, event: &Event) {
         if let Some(observer) = &self.observer {
-            observer(event);
+            // A panic in it must not take the writer away from everybody.
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| observer(event)));
         }
     }
 }
@@ -242,17 +249,21 @@ impl Inner {
         self.shared.signals.stop();
         {
             let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut again = 2;
             while ended.1 > 0 {
                 // A process that was stopped while it had the turn keeps our writer waiting for ever. It is left behind then:
                 // what it was asked for was answered when its patience was over.
                 match ended.0.recv_timeout(self.shared.options.patience + RETRY) {
                     Ok(()) => ended.1 -= 1,
+                    // It may be the last that can read a log that was removed, and gives up by itself.
+                    Err(RecvTimeoutError::Timeout) if self.shared.gate.fenced() && again > 0 => again -= 1,
                     Err(_) => ended.1 = 0,
                 }
             }
         }
         self.shared.gate.close();
-        self.shared.readers.shut();
+        // A read that goes on closes its connection itself when it ends.
+        self.shared.readers.shut(self.shared.options.patience);
         *self.shared.checkpointer.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
@@ -294,8 +305,21 @@ fn write_loop(shared: &Shared, turnstile: &Turnstile, opened: Opened) {
             break;
         }
     }
+    rescue(shared, &mut held);
     drop(held);
     shared.queue.abandon();
+}
+
+/// Before the last descriptor is closed: what was acknowledged may be in a log that somebody has removed a moment ago, and
+/// this process the last that can read it. Once it is captured, the next opener takes it over.
+fn rescue(shared: &Shared, held: &mut Held) {
+    let begun = Instant::now();
+    while held.connection.is_some() && !held.captured && shared.gate.check().is_err() {
+        if recover(shared, held).is_ok() || begun.elapsed() >= shared.options.patience {
+            break;
+        }
+        std::thread::sleep(RETRY);
+    }
 }
 
 /// Tries until the handle goes on; false when it is to be closed before that.
@@ -363,6 +387,8 @@ impl Held {
             signals.committed(i64::from(frames));
             Ok(())
         }));
+        // As above. Whoever asks has a patience of their own, and the writer goes on trying until it is over.
+        let _ = connection.busy_timeout(LOOK_AGAIN);
         Held { connection: Some(connection), record, captured: false, member }
     }
 }
@@ -371,13 +397,15 @@ impl Held {
 /// what only the capture has. Can be called again after an error; what was done stays done.
 fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     let family = &shared.family;
+    if held.captured {
+        // Before the lock is taken, which others want: a read that does not end shall keep nobody else waiting.
+        close_readers(shared)?;
+    }
     // Whoever removed the log may have removed the side directory too.
     side::create(&secure::inspect(family, Purpose::Own)?)?;
     let _lock = recovery::exclusive(family, shared.options.patience)?;
     // Not before the lock is held: an opener that finds nobody unfenced on a retired generation goes on.
     held.member.set_fenced(true)?;
-    shared.readers.shut();
-    *shared.checkpointer.lock().unwrap_or_else(PoisonError::into_inner) = None;
     let lost: Vec<Member> = match held.record.check() {
         Err(Error::Retired { members }) => members,
         _ => Vec::new(),
@@ -388,12 +416,24 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         retired::capture(family, held.record.generation(), &lost, connection)?;
         held.captured = true;
     }
+    close_readers(shared)?;
     held.connection = None;
     retired::move_aside(family, held.record.generation(), &lost)?;
+    retired::settle(family)?;
     let opened = opening::reopen(family, &shared.options)?;
     let record = opened.record.clone();
     *held = Held::new(shared, opened);
     shared.readers.admit();
     shared.gate.reopen(record);
     Ok(())
+}
+
+/// Closes every connection of this handle but the writer's.
+fn close_readers(shared: &Shared) -> Result<()> {
+    let begun = Instant::now();
+    *shared.checkpointer.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    if shared.readers.shut(READS_END) {
+        return Ok(());
+    }
+    Err(Error::Busy { waited: begun.elapsed(), holder: Some("a read of this process that does not end".into()) })
 }

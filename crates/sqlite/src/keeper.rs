@@ -9,7 +9,9 @@ use rusqlite::Connection;
 
 use crate::connect;
 use crate::database::Shared;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::secure::{self, Purpose};
+use crate::{recovery, side};
 
 /// How often the generation is looked at. A retired one must be noticed within a second.
 const TICK: Duration = Duration::from_millis(250);
@@ -89,6 +91,12 @@ pub(crate) fn run(shared: &Shared) {
 /// Copies the log into the main file, beside the writers.
 fn checkpoint(shared: &Shared) -> Result<()> {
     let mut place = shared.checkpointer.lock().unwrap_or_else(PoisonError::into_inner);
+    let lock = recovery::try_shared(&shared.family);
+    if let Err(Error::Io { .. }) = &lock {
+        // Somebody removed the side directory. It must not let the log grow for ever.
+        side::create(&secure::inspect(&shared.family, Purpose::Own)?)?;
+    }
+    let _lock = lock?;
     shared.gate.check()?;
     let connection = match place.take() {
         Some(connection) => connection,

@@ -13,7 +13,10 @@ use crate::turnstile::Turnstile;
 use crate::{recovery, retired, side};
 
 /// How often an open is begun anew because the main file was replaced, or a generation retired, meanwhile.
-const TRIES: usize = 5;
+const TRIES: usize = 20;
+
+/// How long one who found a generation that retired just then waits before it begins anew.
+const PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
 
 /// A connection that may write, and the generation that it uses.
 pub(crate) struct Opened {
@@ -25,8 +28,13 @@ pub(crate) struct Opened {
 
 /// Opens for a process that has nothing of this database open.
 pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
-    for _ in 0..TRIES {
+    for n in 0..TRIES {
         let prepared = prepare::prepare(family, options.create, options.application_id)?;
+        if retired::unsettled(family) {
+            let _lock = recovery::exclusive(family, options.patience)?;
+            retired::settle(family)?;
+            continue;
+        }
         let lock = recovery::shared(family, options.patience)?;
         if !unchanged(family, &prepared)? {
             continue;
@@ -36,7 +44,16 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
             prepare::wait_for_ours(family)?;
             continue;
         }
-        let opened = connect_to(family, options, &prepared)?;
+        let opened = match connect_to(family, options, &prepared) {
+            Ok(opened) => opened,
+            // Somebody removed or replaced the files in between; or another handle of this process still has to notice it.
+            Err(Error::Retired { .. }) if n + 1 < TRIES => {
+                drop(lock);
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            Err(e) => return Err(e),
+        };
         drop(lock);
         if retired::pending(family) {
             let _lock = recovery::exclusive(family, options.patience)?;

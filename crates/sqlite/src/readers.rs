@@ -79,18 +79,23 @@ impl Readers {
         Ok((id, pool.idle.pop()))
     }
 
-    /// Lets nobody in, interrupts who is still reading, and returns when every connection is closed.
-    pub(crate) fn shut(&self) {
+    /// Lets nobody in and interrupts who is still reading; true when every connection is closed. A query that does
+    /// something else than SQLite's work, such as waiting for a slow client, cannot be interrupted, so there is a limit.
+    pub(crate) fn shut(&self, limit: Duration) -> bool {
         let begun = Instant::now();
         let mut pool = self.lock();
         pool.shut = true;
         pool.idle.clear();
         while !pool.out.is_empty() {
+            if begun.elapsed() >= limit {
+                return false;
+            }
             if begun.elapsed() >= GRACE {
                 pool.out.values().flatten().for_each(InterruptHandle::interrupt);
             }
             pool = self.changed.wait_timeout(pool, GRACE).unwrap_or_else(PoisonError::into_inner).0;
         }
+        true
     }
 
     /// Lets readers in again.

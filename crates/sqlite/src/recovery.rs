@@ -28,13 +28,22 @@ pub(crate) fn exclusive(family: &Family, patience: Duration) -> Result<RecoveryL
     lock(family, FlockOperation::NonBlockingLockExclusive, patience)
 }
 
+/// The shared side if nobody is recovering now. Held while the log is copied into the main file: a copy that went on beside
+/// a recovery would put pages of a retired generation into a main file that has moved on.
+pub(crate) fn try_shared(family: &Family) -> Result<RecoveryLock> {
+    shared(family, Duration::ZERO)
+}
+
 fn lock(family: &Family, operation: FlockOperation, patience: Duration) -> Result<RecoveryLock> {
     let path = family.side_directory().join("recovery.lock");
-    let file = files::open_private(&path).map_err(|e| Error::io("open", &path, e))?;
+    let open = || files::open_private(&path).map_err(|e| Error::io("open", &path, e));
+    let mut file = open()?;
     let begun = Instant::now();
     loop {
         match flock(&file, operation) {
-            Ok(()) => return Ok(RecoveryLock(file)),
+            Ok(()) if is_named(&file, &path) => return Ok(RecoveryLock(file)),
+            // Somebody removed the directory meanwhile; the lock that others will take is another file.
+            Ok(()) => file = open()?,
             Err(Errno::INTR) => {}
             Err(Errno::WOULDBLOCK) if begun.elapsed() < patience => std::thread::sleep(Duration::from_millis(5)),
             Err(Errno::WOULDBLOCK) => {
@@ -44,4 +53,9 @@ fn lock(family: &Family, operation: FlockOperation, patience: Duration) -> Resul
             Err(e) => return Err(Error::io("lock", &path, e)),
         }
     }
+}
+
+fn is_named(file: &File, path: &std::path::Path) -> bool {
+    let (Ok(here), Ok(there)) = (rustix::fs::fstat(file), rustix::fs::lstat(path)) else { return false };
+    (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
 }

@@ -4,6 +4,11 @@
 //! of what it had (main file overlaid with its log) and puts it with a copy of the log below `X.statehouse/retired/`;
 //! only then are the connections closed. The image is merged by whoever opens the database next, this process or
 //! another, and the mark `merged` is written after that commit. A crash in between repeats the merge, which is idempotent.
+//!
+//! There is one state in which the main file alone cannot be gone on with: a checkpoint that was begun and never ended
+//! (its process was killed, the disk was full) leaves pages of different commits in it, which only the log puts right.
+//! SQLite's index says so (`nBackfillAttempted` beyond `nBackfill`). Then a copy of the log is put back at its path, before
+//! anybody opens: with it the main file is what it was, and nothing has to be merged into a damaged tree.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -21,6 +26,10 @@ const MERGED: &str = "merged";
 const UNREADABLE: &str = "unreadable";
 const IMAGE: &str = "main.captured";
 const LOG: &str = "wal.captured";
+/// In a capture whose main file was left between two commits; says which main file that is.
+const TORN: &str = "torn";
+/// In a capture after which another generation has begun.
+const SUCCEEDED: &str = "succeeded";
 const MANIFEST: &str = "manifest.json";
 
 /// How many captures that were merged are kept as evidence; older ones go when a new one is made.
@@ -112,6 +121,10 @@ fn write_as(family: &Family, generation: Generation, lost: &[Member], main: &Fil
         return Ok(());
     }
     private_directory(&parent)?;
+    // The recovery lock is held, so whoever began these does not live any more.
+    for abandoned in entries(&parent, |name| name.contains(".partial.")) {
+        let _ = std::fs::remove_dir_all(abandoned);
+    }
     let partial = parent.join(format!("{id}.partial.{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&partial);
     private_directory(&partial)?;
@@ -121,6 +134,7 @@ fn write_as(family: &Family, generation: Generation, lost: &[Member], main: &Fil
         return Err(e);
     }
     prune(&parent);
+    prune_leftovers(&parent);
     Ok(())
 }
 
@@ -168,7 +182,77 @@ fn copy(family: &Family, generation: Generation, lost: &[Member], main: &File, l
     for file in [&copy, &output] {
         file.sync_all().map_err(|e| full_or(e, "write", to))?;
     }
+    if !lost.contains(&Member::Main) && checkpoint_was_interrupted(family, generation)? && !has_successor(to) {
+        let text = serde_json::to_vec(&generation.main).map_err(|e| Error::io("write", to, std::io::Error::from(e)))?;
+        files::replace(&to.join(TORN), &text).map_err(|e| full_or(e, "write", &to.join(TORN)))?;
+    }
     Ok(())
+}
+
+/// True if the index of this generation says that a checkpoint was begun and not ended (wal.c, `WalCkptInfo`).
+fn checkpoint_was_interrupted(family: &Family, generation: Generation) -> Result<bool> {
+    const BACKFILL: u64 = 96;
+    const BACKFILL_ATTEMPTED: u64 = 128;
+    let Some(index) = descriptor(family, Member::Shm, generation.shm)? else { return Ok(false) };
+    let word = |at| {
+        let mut bytes = [0; 4];
+        let read = index.read_at(&mut bytes, at).map_err(|e| Error::io("read", &family.path(Member::Shm), e))?;
+        Ok::<_, Error>(if read == bytes.len() { u32::from_ne_bytes(bytes) } else { 0 })
+    };
+    Ok(word(BACKFILL_ATTEMPTED)? > word(BACKFILL)?)
+}
+
+/// True if another capture of the same log was followed by a generation already. Names begin with inode and birth of the log.
+fn has_successor(place: &Path) -> bool {
+    let log = |path: &Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.split('-').take(2).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let wanted = log(place);
+    place.parent().is_some_and(|p| complete(p).iter().any(|c| log(c) == wanted && c.join(SUCCEEDED).exists()))
+}
+
+/// True if a capture says that its log must be put back before anybody opens the database.
+pub(crate) fn unsettled(family: &Family) -> bool {
+    complete(&directory(family)).iter().any(|p| p.join(TORN).exists() && !p.join(SUCCEEDED).exists())
+}
+
+/// Puts the log of the newest capture back at its path if the main file cannot do without it, and remembers that from now
+/// on another generation may begin. To be called with the exclusive side of the recovery lock.
+pub(crate) fn settle(family: &Family) -> Result<()> {
+    let parent = directory(family);
+    let open: Vec<_> = complete(&parent).into_iter().filter(|p| !p.join(SUCCEEDED).exists()).collect();
+    if let Some(torn) = open.iter().rev().find(|p| p.join(TORN).exists()) {
+        put_back(family, torn, &parent)?;
+    }
+    for place in open {
+        let path = place.join(SUCCEEDED);
+        files::open_private(&path).and_then(|f| f.sync_all()).map_err(|e| full_or(e, "create", &path))?;
+    }
+    Ok(())
+}
+
+fn put_back(family: &Family, place: &Path, parent: &Path) -> Result<()> {
+    let marked = place.join(TORN);
+    let text = files::read_to_string(&marked, 4096).map_err(|e| Error::io("read", &marked, e))?;
+    let now = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
+    let same = serde_json::to_string(&now.main).is_ok_and(|now| now == text);
+    if now.main.is_none() || !same || now.wal.is_some() {
+        // Another main file, or somebody has begun a log of their own: this log does not belong there any more.
+        return Ok(());
+    }
+    let new = parent.join("log.new");
+    let log = family.path(Member::Wal);
+    let mut from = files::open(&place.join(LOG)).map_err(|e| Error::io("read", &place.join(LOG), e))?;
+    let mut to = files::open_private(&new).map_err(|e| full_or(e, "create", &new))?;
+    let copied = to.set_len(0).and_then(|()| std::io::copy(&mut from, &mut to)).and_then(|_| to.sync_all());
+    copied.map_err(|e| full_or(e, "write", &new))?;
+    let cwd = rustix::fs::CWD;
+    match rustix::fs::renameat_with(cwd, &new, cwd, &log, rustix::fs::RenameFlags::NOREPLACE) {
+        Ok(()) => sync_directory(family.directory()),
+        Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(e) => Err(full_or(e.into(), "put back", &log)),
+    }
 }
 
 fn full_or(e: std::io::Error, action: &'static str, path: &Path) -> Error {
@@ -216,6 +300,23 @@ fn prune(parent: &Path) {
     let merged: Vec<_> = complete(parent).into_iter().filter(|p| p.join(MERGED).exists()).collect();
     for old in merged.iter().take(merged.len().saturating_sub(KEPT)) {
         let _ = std::fs::remove_dir_all(old);
+    }
+}
+
+fn entries(parent: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(parent) else { return Vec::new() };
+    entries.flatten().filter(|e| wanted(&e.file_name().to_string_lossy())).map(|e| e.path()).collect()
+}
+
+/// Removes the oldest files that were moved aside. What they hold is in the captures.
+fn prune_leftovers(parent: &Path) {
+    let mut moved: Vec<_> = entries(parent, |name| name.ends_with(".moved"))
+        .into_iter()
+        .map(|p| (std::fs::metadata(&p).and_then(|m| m.modified()).ok(), p))
+        .collect();
+    moved.sort();
+    for (_, old) in moved.iter().take(moved.len().saturating_sub(KEPT)) {
+        let _ = std::fs::remove_file(old);
     }
 }
 

@@ -8,12 +8,14 @@
 )]
 
 mod anchor;
+mod corners;
 mod generations;
 mod holder;
 mod holders;
 mod image;
 mod locks;
 mod members;
+mod rescue;
 mod secure;
 mod support;
 mod turns;

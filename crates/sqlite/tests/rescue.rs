@@ -1,0 +1,214 @@
+//! What was acknowledged is kept though the handle is closed, a read does not end, or a checkpoint was cut off.
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use statehouse_sqlite::rusqlite::Connection;
+use statehouse_sqlite::{Database, Failure, Options, Result, Schema};
+use statehouse_testkit::home::TestDir;
+use statehouse_testkit::wait::until;
+
+use crate::holder::Holder;
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn fresh() -> (TestDir, PathBuf) {
+    let directory = TestDir::new();
+    let path = directory.join("s.db");
+    (directory, path)
+}
+
+fn member(path: &Path, suffix: &str) -> PathBuf {
+    crate::support::with(path, suffix)
+}
+
+fn remove_sidecars(path: &Path) {
+    for suffix in ["-wal", "-shm"] {
+        std::fs::remove_file(member(path, suffix)).unwrap();
+    }
+}
+
+/// How many keys a process sees that opens the path now and knows nothing of Statehouse.
+fn seen(path: &Path) -> String {
+    let mut reader = Holder::start();
+    reader.ok(&format!("connect r rw {}", path.display()));
+    assert_eq!(reader.ok("sql r PRAGMA integrity_check"), "ok");
+    assert_eq!(reader.ok("sql r SELECT count(*) = count(DISTINCT key) FROM k"), "1");
+    reader.ok("sql r SELECT count(*) FROM k")
+}
+
+#[test]
+fn a_handle_that_is_closed_right_after_its_log_was_removed_leaves_no_row_behind() {
+    let (_directory, path) = fresh();
+    let mut holder = Holder::with_store(&path);
+    for n in 0..10 {
+        holder.ok(&format!("put {n}"));
+    }
+    remove_sidecars(&path);
+    holder.ok("leave");
+    drop(holder);
+    drop(Holder::with_store(&path));
+    assert_eq!(seen(&path), "10");
+}
+
+/// Leaves in the main file what a checkpoint that is killed half-way leaves: every second page of the log is copied.
+fn cut_off_checkpoint(path: &Path) {
+    let log = std::fs::read(member(path, "-wal")).unwrap();
+    let main = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    let word = |at: usize| u32::from_be_bytes(log[at..at + 4].try_into().unwrap());
+    let page_size = word(8) as usize;
+    let frames = (log.len() - 32) / (24 + page_size);
+    let pages: std::collections::BTreeMap<u32, usize> = (0..frames)
+        .map(|n| 32 + n * (24 + page_size))
+        .filter(|at| log[at + 8..at + 16] == log[16..24])
+        .map(|at| (word(at), at + 24))
+        .collect();
+    assert!(pages.len() > 4, "{pages:?}");
+    for (page, at) in pages.into_iter().step_by(2) {
+        main.write_all_at(&log[at..at + page_size], u64::from(page - 1) * page_size as u64).unwrap();
+    }
+    let index = std::fs::OpenOptions::new().write(true).open(member(path, "-shm")).unwrap();
+    index.write_all_at(&(frames as u32).to_ne_bytes(), 128).unwrap();
+}
+
+#[test]
+fn a_checkpoint_that_was_killed_half_way_before_the_log_was_removed_damages_nothing() {
+    for (closes, late) in [(false, false), (false, true), (true, false)] {
+        let (directory, path) = fresh();
+        let mut holder = Holder::with_store(&path);
+        let rows: usize = holder.ok(&format!("tight 1 {}", directory.join("log").display())).parse().unwrap();
+        let mut second = Holder::with_store(&path);
+        cut_off_checkpoint(&path);
+        if late {
+            // The second one is stopped until the first has gone on; the same log must not be put back twice.
+            stop(&second, true);
+        }
+        remove_sidecars(&path);
+        if closes {
+            second.kill();
+            holder.ok("leave");
+            drop(holder);
+            drop(Holder::with_store(&path));
+            assert_eq!(seen(&path), rows.to_string());
+            continue;
+        }
+        holder.ok("put after");
+        if late {
+            stop(&second, false);
+        }
+        second.ok("put later");
+        assert_eq!(holder.ok("count"), (rows + 2).to_string());
+        assert_eq!(seen(&path), (rows + 2).to_string(), "{}", holder.events());
+    }
+}
+
+fn stop(holder: &Holder, stop: bool) {
+    let signal = if stop { rustix::process::Signal::STOP } else { rustix::process::Signal::CONT };
+    rustix::process::kill_process(rustix::process::Pid::from_raw(holder.pid() as i32).unwrap(), signal).unwrap();
+}
+
+struct Numbers;
+
+impl Schema for Numbers {
+    fn current(&self, connection: &Connection) -> Result<bool> {
+        Ok(connection.table_exists(None, "k")?)
+    }
+
+    fn migrate(&self, transaction: &Connection) -> Result<(), Failure> {
+        Ok(transaction
+            .execute_batch("CREATE TABLE k(n INTEGER PRIMARY KEY, key TEXT UNIQUE NOT NULL, role TEXT) STRICT")?)
+    }
+
+    fn merge(&self, transaction: &Connection, retired: &Connection) -> Result<u64, Failure> {
+        let keys: Vec<String> =
+            retired.prepare("SELECT key FROM k")?.query_map([], |r| r.get(0))?.collect::<Result<_, _>>()?;
+        let mut taken = 0;
+        for key in keys {
+            taken += transaction.execute("INSERT OR IGNORE INTO k(key, role) VALUES(?1, 'merged')", [key])? as u64;
+        }
+        Ok(taken)
+    }
+}
+
+#[test]
+fn a_read_that_does_not_end_keeps_other_processes_from_nothing() {
+    let (_directory, path) = fresh();
+    let schema: Option<Arc<dyn Schema>> = Some(Arc::new(Numbers));
+    let options = Options { create: true, patience: Duration::from_secs(3), schema, ..Options::default() };
+    let database = Database::open(&path, options).unwrap();
+    database.write(|c| Ok(c.execute("INSERT INTO k(key, role) VALUES('kept', 'test')", [])?)).unwrap();
+    let mut other = Holder::with_store(&path);
+    let (go, end) = std::sync::mpsc::channel::<()>();
+    let (tell, inside) = std::sync::mpsc::channel();
+    let reader = database.clone();
+    let slow = std::thread::spawn(move || {
+        reader.read(|c| {
+            c.query_row("SELECT count(*) FROM k", [], |_| Ok(()))?;
+            tell.send(()).unwrap();
+            // A client that takes its time, inside the read transaction.
+            let _ = end.recv();
+            Ok(())
+        })
+    });
+    inside.recv().unwrap();
+    remove_sidecars(&path);
+    until("the handle is fenced", SOON, || database.fenced());
+    let begun = Instant::now();
+    other.ok("put other");
+    assert_eq!(other.ok("count"), "2");
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    assert!(database.fenced(), "the old connection is still open");
+    go.send(()).unwrap();
+    slow.join().unwrap().unwrap();
+    until("the handle goes on", SOON, || !database.fenced());
+    let count: i64 = database.read(|c| Ok(c.query_row("SELECT count(*) FROM k", [], |r| r.get(0))?)).unwrap();
+    assert_eq!(count, 2);
+}
+
+#[test]
+fn closing_ends_though_a_read_does_not() {
+    let (_directory, path) = fresh();
+    let schema: Option<Arc<dyn Schema>> = Some(Arc::new(Numbers));
+    let options = Options { create: true, patience: Duration::from_millis(300), schema, ..Options::default() };
+    let database = Database::open(&path, options).unwrap();
+    let begun = Instant::now();
+    let closer = database.clone();
+    database
+        .read(|_| {
+            closer.close();
+            Ok(())
+        })
+        .unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn an_opener_that_meets_a_log_being_removed_begins_anew() {
+    let (_directory, path) = fresh();
+    let mut holder = Holder::with_store(&path);
+    holder.ok("put 0");
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let (stopped, victim) = (stop.clone(), path.clone());
+    let remover = std::thread::spawn(move || {
+        while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+            for suffix in ["-wal", "-shm"] {
+                let _ = std::fs::remove_file(member(&victim, suffix));
+            }
+            std::thread::sleep(Duration::from_millis(60));
+        }
+    });
+    let mut failed = Vec::new();
+    for _ in 0..10 {
+        let mut opener = Holder::start();
+        if let Err(e) = opener.order(&format!("open {}", path.display())) {
+            failed.push(e);
+        }
+    }
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    remover.join().unwrap();
+    assert!(failed.is_empty(), "{failed:#?}");
+    assert_eq!(holder.ok("count"), "1");
+    assert_eq!(seen(&path), "1");
+}
