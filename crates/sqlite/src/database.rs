@@ -18,7 +18,7 @@ use crate::readers::Readers;
 use crate::secure::{self, Purpose};
 use crate::ticket::{Ticket, ticket};
 use crate::turnstile::Turnstile;
-use crate::writer::{self, Outcome, Queue, Typed};
+use crate::writer::{self, Queue, Typed};
 use crate::{busy, locks, recovery, retired, side};
 
 /// How often a handle that could not be reopened tries again.
@@ -328,10 +328,20 @@ fn turn(shared: &Shared, turnstile: &Turnstile, held: &Held) -> Result<()> {
     if !shared.queue.has_work() {
         return Ok(());
     }
-    let _turn = turnstile.enter()?;
-    let batch = shared.queue.take();
-    if let Outcome::Answered = writer::run(connection, &shared.gate, &held.record, &shared.queue, batch) {
-        keeper::finish(shared);
+    let turn = turnstile.enter()?;
+    let mut batch = shared.queue.take();
+    let (gate, queue) = (&shared.gate, &shared.queue);
+    match writer::commit(connection, &held.record, &mut batch) {
+        Ok(()) if keeper::log_is_long(shared) => {
+            writer::acknowledge(gate, &held.record, queue, batch);
+            keeper::finish(shared);
+        }
+        Ok(()) => {
+            // The next process goes on while this one wakes up those who wait.
+            drop(turn);
+            writer::acknowledge(gate, &held.record, queue, batch);
+        }
+        Err(e) => writer::recover(connection, gate, &held.record, queue, batch, e),
     }
     Ok(())
 }
