@@ -99,8 +99,13 @@ fn all(settings: &Settings) -> Result<()> {
         }
         for side in [&ours, &peer] {
             for _ in 0..20 {
-                figures.opened(side.name(), side.open("opening")?);
+                figures.opened(side.name(), false, side.open("opening")?);
             }
+            let holder = side.hold("opening");
+            for _ in 0..20 {
+                figures.opened(side.name(), true, side.open("opening")?);
+            }
+            drop(holder);
         }
     }
     eprintln!("bench: watching an idle gateway for {} s", settings.idle_seconds);
