@@ -100,7 +100,7 @@ fn cases(foreign: User, root: bool) -> Vec<Case> {
         }));
         cases.push(case(name("FIFO"), "refused_not_regular", move |home| {
             let _ = fs::remove_file(at(home));
-            rustix::fs::mknodat(CWD, &at(home), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+            rustix::fs::mknodat(CWD, at(home), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         }));
         cases.push(case(name("socket"), "refused_not_regular", move |home| {
             let _ = fs::remove_file(at(home));
@@ -111,7 +111,7 @@ fn cases(foreign: User, root: bool) -> Vec<Case> {
                 let _ = fs::remove_file(at(home));
                 let null = rustix::fs::makedev(1, 3);
                 let mode = Mode::RUSR | Mode::WUSR;
-                rustix::fs::mknodat(CWD, &at(home), FileType::CharacterDevice, mode, null).unwrap();
+                rustix::fs::mknodat(CWD, at(home), FileType::CharacterDevice, mode, null).unwrap();
             }));
             cases.push(case(name("foreign owner"), "refused_owner", move |home| {
                 if !at(home).exists() {

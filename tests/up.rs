@@ -202,3 +202,20 @@ fn a_relative_home_is_the_same_home_for_every_service() {
     let list = cli(&home, ["sessions", "list", "--json"]).success().json();
     assert_eq!(list.as_array().unwrap().len(), 1);
 }
+
+#[test]
+fn under_nohup_it_outlives_its_terminal() {
+    let home = Home::new();
+    let up = Up::start(&home, |c| {
+        let program = c.get_program().to_owned();
+        let arguments: Vec<_> = c.get_args().map(ToOwned::to_owned).collect();
+        let environment: Vec<_> = c.get_envs().map(|(k, v)| (k.to_owned(), v.map(ToOwned::to_owned))).collect();
+        *c = std::process::Command::new("/bin/sh");
+        c.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(program).args(arguments);
+        c.env_clear().envs(environment.into_iter().filter_map(|(k, v)| Some((k, v?))));
+    });
+    kill(up.child.pid(), Signal::HUP);
+    kill(up.pid("gateway"), Signal::HUP);
+    Client::new(up.url("gateway"), &home.token()).talk("c", "1", "still here");
+    up.stop();
+}

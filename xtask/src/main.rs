@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "usage: cargo xtask COMMAND
 
-  setup                         install what the tests need, once: the peer package and Debian's sqlite3 and strace
+  setup                         install what the tests need, once: the peer package and a few Debian packages
   test [ARGS]                   setup, build everything, run every test; ARGS go to `cargo test`
   bench [ARGS]                  setup, then side by side with the peer; writes docs/benchmarks.md
   fuzz [--seconds N] [--seed S] seeded random input through the public doors, bounded in time";

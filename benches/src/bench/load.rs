@@ -96,6 +96,14 @@ impl Side {
         Ok(appended)
     }
 
+    /// A process that has the store open and does nothing, until it is dropped.
+    pub(crate) fn hold(&self, store: &str) -> Child {
+        let rest = ["bench-holder", self.texts(), "0", "1"];
+        let mut child = Child::spawn(&mut self.command("append", store, &rest));
+        child.line_where("ready", PATIENCE, |line| line == "ready");
+        child
+    }
+
     /// Microseconds to open a store in a fresh process and read from it.
     pub(crate) fn open(&self, store: &str) -> Result<u64> {
         let done = run(&mut self.command("open", store, &[]), PATIENCE).success();
@@ -116,7 +124,7 @@ pub(crate) struct Appended {
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     appended: BTreeMap<(&'static str, u32), Vec<Appended>>,
-    opened: BTreeMap<&'static str, Vec<u64>>,
+    opened: BTreeMap<(&'static str, bool), Vec<u64>>,
 }
 
 /// One line of the table of appends.
@@ -136,8 +144,9 @@ impl Figures {
         self.appended.entry((side, flight)).or_default().push(run);
     }
 
-    pub(crate) fn opened(&mut self, side: &'static str, microseconds: u64) {
-        self.opened.entry(side).or_default().push(microseconds);
+    /// `held`: another process had it open.
+    pub(crate) fn opened(&mut self, side: &'static str, held: bool, microseconds: u64) {
+        self.opened.entry((side, held)).or_default().push(microseconds);
     }
 
     /// All runs of one side taken together.
@@ -163,9 +172,19 @@ impl Figures {
         })
     }
 
+    /// How many times the peer's messages a second ours were, in each round: the two ran within the same seconds.
+    pub(crate) fn ratios(&self, ours: &'static str, peer: &'static str, flight: u32) -> Vec<f64> {
+        let rate = |r: &Appended| r.latencies.len() as f64 / r.seconds;
+        let runs = |side| self.appended.get(&(side, flight)).map(Vec::as_slice).unwrap_or_default();
+        let mut ratios: Vec<f64> =
+            runs(ours).iter().zip(runs(peer)).map(|(o, p)| rate(o) / rate(p).max(f64::MIN_POSITIVE)).collect();
+        ratios.sort_by(f64::total_cmp);
+        ratios
+    }
+
     /// Median, 99th percentile and number of the openings of one side, in microseconds.
-    pub(crate) fn opening(&self, side: &'static str) -> Option<(u64, u64, usize)> {
-        let mut all = self.opened.get(side)?.clone();
+    pub(crate) fn opening(&self, side: &'static str, held: bool) -> Option<(u64, u64, usize)> {
+        let mut all = self.opened.get(&(side, held))?.clone();
         all.sort_unstable();
         Some((at(&all, 0.5), at(&all, 0.99), all.len()))
     }

@@ -43,33 +43,43 @@ pub(crate) fn text(settings: &Settings, figures: &Figures, idle: &Idle) -> Resul
         for (name, line) in [(OURS, &ours), (PEER, &peer)] {
             row(&mut out, flight, name, line)?;
         }
-        // Threads may cost the peer more than they bring it; it is compared at its better.
-        let best = figures.line(PEER, 1).map_or(peer.rate, |one| one.rate.max(peer.rate));
-        let best = if flight == 1 { peer.rate } else { best };
+        let rounds = figures.ratios(OURS, PEER, flight);
+        let shown: Vec<String> = rounds.iter().map(|r| format!("{r:.1}")).collect();
         writeln!(
             ratios,
-            "* {flight} in flight: {:.1} times the peer's messages a second{}; p99 {:.2} of the peer's.",
-            ours.rate / best,
-            if best > peer.rate { " (its better rate, with one in flight)" } else { "" },
+            "* {flight} in flight: {:.1} times the peer's messages a second (by rounds: {}); p99 {:.2} of the peer's.",
+            ours.rate / peer.rate,
+            shown.join(", "),
             ours.p99 as f64 / (peer.p99.max(1)) as f64
         )?;
     }
-    let (ours_open, ours_open_99, n) = figures.opening(OURS).context("our openings")?;
-    let (peer_open, peer_open_99, _) = figures.opening(PEER).context("the peer's openings")?;
+    // Threads may cost the peer more than they bring it, so our many are also compared with its better rate.
+    if let (Some(ours), Some(many), Some(one)) = (figures.line(OURS, 32), figures.line(PEER, 32), figures.line(PEER, 1))
+    {
+        let better = many.rate.max(one.rate);
+        writeln!(
+            ratios,
+            "* 32 in flight against the better of the peer's two rates: {:.1} times.",
+            ours.rate / better
+        )?;
+    }
+    let mut opening = String::new();
+    for (held, what) in [(false, "alone"), (true, "beside a process that has it open")] {
+        for side in [OURS, PEER] {
+            let (median, p99, n) = figures.opening(side, held).context("the openings")?;
+            writeln!(opening, "| {what} | {side} | {:.2} | {:.2} | {n} |", millis(median), millis(p99))?;
+        }
+    }
     write!(
         out,
         "\n{ratios}\n\
          ## Opening a store of 100,000 messages\n\n\
-         From the call that opens to the first row read, each in a fresh process, {n} times, page cache warm.\n\n\
-         | | median ms | p99 ms |\n|---|---|---|\n\
-         | {OURS} | {:.2} | {:.2} |\n| {PEER} | {:.2} | {:.2} |\n\n\
+         From the call that opens to the first row read, each time in a fresh process, page cache warm.\n\n\
+         | | | median ms | p99 ms | times |\n|---|---|---|---|---|\n\
+         {opening}\n\
          ## An idle gateway\n\n\
          In the house as `statehouse up` runs it, for {} s without a client: {:.1} MB resident, {:.2} % of a core.\n\
          The peer has no process that does only this, so there is no ratio.\n",
-        millis(ours_open),
-        millis(ours_open_99),
-        millis(peer_open),
-        millis(peer_open_99),
         idle.seconds,
         idle.resident as f64 / 1e6,
         idle.core,

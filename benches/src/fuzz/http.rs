@@ -114,8 +114,9 @@ fn request(address: SocketAddr, seed: &mut Seed) -> Vec<u8> {
 /// moment, for the server rightly waits for the rest of it.
 fn exchange(address: SocketAddr, bytes: &[u8]) -> Result<Vec<u8>> {
     const MOMENT: Duration = Duration::from_millis(40);
-    // Longer than any answer that is asked for with `wait`; a head that damage has made ambiguous may still be waited for.
-    const SILENCE: Duration = Duration::from_secs(2);
+    // Longer than any answer that is asked for with `wait`. A head that damage has made ambiguous may be waited for, and
+    // one that has lost its `Connection: close` keeps an answered connection open.
+    const SILENCE: Duration = Duration::from_millis(1200);
     const PATIENCE: Duration = Duration::from_secs(20);
     let begun = Instant::now();
     let mut stream = TcpStream::connect(address).context("the gateway accepts no more")?;
@@ -130,8 +131,7 @@ fn exchange(address: SocketAddr, bytes: &[u8]) -> Result<Vec<u8>> {
             Ok(n) => answer.extend_from_slice(&buffer[..n]),
             Err(e) if e.kind() == ErrorKind::WouldBlock => {
                 ensure!(begun.elapsed() < PATIENCE, "no end of the answer to {:?}", String::from_utf8_lossy(bytes));
-                let waits_for_us = answer.is_empty() && (!complete(bytes) || begun.elapsed() > SILENCE);
-                if waits_for_us {
+                if !answer.is_empty() || !complete(bytes) || begun.elapsed() > SILENCE {
                     let _ = stream.shutdown(Shutdown::Write);
                 }
             }

@@ -4,7 +4,7 @@
 //! holder, on any database, in any state, and changes nothing.
 
 use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
@@ -14,8 +14,8 @@ use statehouse_sqlite::{Error, Family, Generation, Member, Result, files, filesy
 /// The document of `statehouse status`.
 #[derive(Debug, Serialize)]
 pub struct StatusDocument {
-    /// The main file.
-    pub path: PathBuf,
+    /// The main file; what is not UTF-8 in its name is replaced.
+    pub path: String,
     /// What kind of database: "statehouse", or "other" for one that is not ours.
     pub kind: &'static str,
     /// Bytes of the main file.
@@ -80,7 +80,7 @@ pub fn status(path: &Path, application_id: i32) -> Result<StatusDocument> {
     let filesystem = filesystem::classify(family.directory())?;
     let ours = header.is_some_and(|h| h.application_id == application_id.cast_unsigned());
     Ok(StatusDocument {
-        path: family.main(),
+        path: family.main().to_string_lossy().into_owned(),
         kind: if ours { "statehouse" } else { "other" },
         size: main.status.size,
         wal_size: inspected.get(Member::Wal).map_or(0, |w| w.status.size),

@@ -3,7 +3,7 @@
 //! First everything that can be seen from outside. Only when no holder makes it dangerous is the database opened: for a
 //! write that another process reads back through the path, if that was asked for, and for a check of its structure.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
@@ -77,8 +77,8 @@ impl Seen {
 /// The document of `statehouse verify`.
 #[derive(Debug, Serialize)]
 pub struct Verification {
-    /// The main file.
-    pub path: PathBuf,
+    /// The main file; what is not UTF-8 in its name is replaced.
+    pub path: String,
     /// True if no check warns or fails.
     pub healthy: bool,
     /// The checks, in the order in which they were made.
@@ -129,7 +129,7 @@ pub fn verify(proof: &Proof<'_>) -> Result<Verification> {
     };
     checks.push(run("integrity.quick", || view.integrity(proof)));
     let healthy = !checks.iter().any(|c| c.status.unhealthy());
-    Ok(Verification { path: family.main(), healthy, checks })
+    Ok(Verification { path: family.main().to_string_lossy().into_owned(), healthy, checks })
 }
 
 /// The database as seen from outside.

@@ -1,5 +1,5 @@
 //! The scheduler over a real store; only the worker process is replaced, by a record of what was started.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test stops at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};

@@ -1,9 +1,12 @@
 //! Sessions and messages.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
 use statehouse_sessions::*;
+use statehouse_testkit::Child;
+use statehouse_testkit::visitor::Python;
 
 use crate::House;
 
@@ -192,6 +195,60 @@ fn two_handles_append_to_one_session_without_losing_a_place() {
     let all = house.store.messages(id, &Page::default()).unwrap();
     assert_eq!(all.iter().map(|m| m.seq).collect::<Vec<_>>(), (1..=100).collect::<Vec<_>>());
     assert_eq!(house.store.session(id).unwrap().messages, 100);
+}
+
+/// The other half of [`processes_of_several_programs_append_to_one_session`], in a process of its own.
+#[test]
+#[ignore = "started by another test, as a process"]
+fn appender() {
+    let Some(path) = std::env::var_os("STATEHOUSE_TEST_STORE") else { return };
+    let id: SessionId = std::env::var("STATEHOUSE_TEST_SESSION").unwrap().parse().unwrap();
+    let store = SqliteStore::open(path.as_ref(), "appender", OpenMode::existing()).unwrap();
+    for n in 0..40 {
+        store.append(NewMessage::text(id, Role::User, format!("{} {n}", std::process::id()))).unwrap();
+    }
+    store.close();
+}
+
+#[test]
+fn processes_of_several_programs_append_to_one_session() {
+    let house = House::new();
+    let id = house.session();
+    let mut others: Vec<Child> = (0..2)
+        .map(|_| {
+            Child::spawn(
+                Command::new(std::env::current_exe().unwrap())
+                    .args(["--ignored", "--exact", "conversations::appender"])
+                    .env("STATEHOUSE_TEST_STORE", house.path())
+                    .env("STATEHOUSE_TEST_SESSION", id.to_string()),
+            )
+        })
+        .collect();
+    // A program with a stock library comes and goes beside them.
+    let mut rounds = 0;
+    while others.iter_mut().any(|c| c.ended().is_none()) {
+        let mut stock = Python::open(&house.path());
+        let sql = format!(
+            "UPDATE session SET title = '{rounds}' WHERE hex(id) = '{}'",
+            id.0.simple().to_string().to_uppercase()
+        );
+        stock.sql(&sql).unwrap();
+        stock.quit();
+        house.say(id, "here");
+        rounds += 1;
+    }
+    for other in &mut others {
+        assert!(other.wait(Duration::from_secs(60)).success());
+    }
+    let all = house.store.messages(id, &Page::default()).unwrap();
+    assert_eq!(all.len(), 80 + rounds);
+    assert_eq!(all.iter().map(|m| m.seq).collect::<Vec<_>>(), (1..=all.len() as i64).collect::<Vec<_>>());
+    for process in others.iter().map(Child::pid) {
+        let theirs: Vec<&str> = all.iter().filter_map(|m| m.text.strip_prefix(&format!("{process} "))).collect();
+        assert_eq!(theirs, (0..40).map(|n| n.to_string()).collect::<Vec<_>>());
+    }
+    let session = house.store.session(id).unwrap();
+    assert_eq!((session.messages, session.title), (all.len() as u64, Some((rounds - 1).to_string())));
 }
 
 #[test]

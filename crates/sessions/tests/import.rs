@@ -277,6 +277,26 @@ while True:
 }
 
 #[test]
+fn a_store_that_its_owner_opens_while_it_is_read_in_place_is_read_again() {
+    let house = House::new();
+    let (_home, path) = newer(30);
+    let mut owner = None;
+    let mut first = true;
+    let done = house.store.import_hermes(&path, ImportOptions::default(), &mut |_| {
+        if std::mem::take(&mut first) {
+            let mut python = Python::open(&path);
+            let row = "INSERT INTO messages(session_id, role, content, timestamp) VALUES ('child', 'user', 'late', 1765000300)";
+            python.sql(row).unwrap();
+            owner = Some(python);
+        }
+    });
+    assert_eq!(done.unwrap(), report(5, 21, 0));
+    let scratch = TestDir::new();
+    assert_all_taken(&house, &copy_of(&path, &scratch));
+    owner.unwrap().quit();
+}
+
+#[test]
 fn newer_layouts_lose_nothing() {
     for version in [23, 30, 31, 32] {
         let (house, scratch) = (House::new(), TestDir::new());
@@ -388,6 +408,28 @@ os._exit(9)
     assert!(std::fs::metadata(home.join("state.db-journal")).unwrap().len() > 0);
     let before = Snapshot::of(home.path(), &[]);
     assert_eq!(house.import(&path), report(0, 0, 25));
+    before.assert_unchanged(home.path(), &[]);
+}
+
+#[test]
+fn a_log_whose_header_is_damaged_is_not_left_out_in_silence() {
+    let house = House::new();
+    let (home, path) = newer(30);
+    let mut owner = Python::open(&path);
+    let row = "INSERT INTO messages(session_id, role, content, timestamp) VALUES ('child', 'user', 'late', 1765000300)";
+    owner.sql(row).unwrap();
+    let cold = home.join("cold.db");
+    std::fs::copy(&path, &cold).unwrap();
+    let mut log = std::fs::read(home.join("state.db-wal")).unwrap();
+    owner.quit();
+    std::fs::write(home.join("cold.db-wal"), &log).unwrap();
+    log[..16].fill(0x55);
+    let damaged = home.join("damaged.db");
+    std::fs::copy(&cold, &damaged).unwrap();
+    std::fs::write(home.join("damaged.db-wal"), &log).unwrap();
+    let before = Snapshot::of(home.path(), &[]);
+    assert!(house.refusal(&damaged).contains("damaged header"));
+    assert_eq!(house.import(&cold), report(5, 21, 0), "the control: with its header the log is read");
     before.assert_unchanged(home.path(), &[]);
 }
 

@@ -1,5 +1,6 @@
 //! The store through its door, on real files.
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a test stops at what it did not expect")]
+#![expect(clippy::disallowed_methods, reason = "the files that tests make and copy are open nowhere")]
 
 mod conversations;
 mod import;

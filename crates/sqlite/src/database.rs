@@ -19,7 +19,7 @@ use crate::retired::Kept;
 use crate::secure::{self, Purpose};
 use crate::ticket::{Ticket, ticket};
 use crate::turnstile::Turnstile;
-use crate::writer::{self, Outcome, Queue, Typed};
+use crate::writer::{self, Queue, Typed};
 use crate::{busy, locks, recovery, retired, side};
 
 /// How often a handle that could not be reopened tries again.
@@ -34,6 +34,9 @@ const CONSIDERATE: Duration = Duration::from_secs(2);
 
 /// How long the writer waits inside SQLite for a stranger's lock before it looks at the generation again.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Is told what happens to a handle. Called on the handle's own threads; must not call the handle.
+pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
 
 /// How to open.
 #[derive(Clone)]
@@ -50,8 +53,8 @@ pub struct Options {
     pub readers: usize,
     /// What the owner of the content knows; without it nothing is migrated, and captures are kept but not merged.
     pub schema: Option<Arc<dyn Schema>>,
-    /// Is told what happens to the handle. Called on its own threads; must not call the handle.
-    pub observer: Option<Arc<dyn Fn(&Event) + Send + Sync>>,
+    /// Is told what happens to the handle.
+    pub observer: Option<Observer>,
 }
 
 impl Default for Options {
@@ -357,10 +360,20 @@ fn turn(shared: &Shared, turnstile: &Turnstile, held: &Held) -> Result<()> {
     if !shared.queue.has_work() {
         return Ok(());
     }
-    let _turn = turnstile.enter()?;
-    let batch = shared.queue.take();
-    if let Outcome::Answered = writer::run(connection, &shared.gate, &held.record, &shared.queue, batch) {
-        keeper::finish(shared);
+    let turn = turnstile.enter()?;
+    let mut batch = shared.queue.take();
+    let (gate, queue) = (&shared.gate, &shared.queue);
+    match writer::commit(connection, &held.record, &mut batch) {
+        Ok(()) if keeper::log_is_long(shared) => {
+            writer::acknowledge(gate, &held.record, queue, batch);
+            keeper::finish(shared);
+        }
+        Ok(()) => {
+            // The next process goes on while this one wakes up those who wait.
+            drop(turn);
+            writer::acknowledge(gate, &held.record, queue, batch);
+        }
+        Err(e) => writer::recover(connection, gate, &held.record, queue, batch, e),
     }
     Ok(())
 }

@@ -17,11 +17,11 @@ use crate::{members, recovery, side};
 const TICK: Duration = Duration::from_millis(250);
 
 /// A checkpoint begins when so many frames are in the log that are not in the main file.
-const CHECKPOINT_FRAMES: i64 = 1000;
+const CHECKPOINT_FRAMES: i64 = 500;
 
 /// From this length on our own writers wait while the rest is copied, so that the log can begin anew. A checkpoint beside
 /// writers never catches up with the last frame, and then the log grows for ever.
-const RESTART_FRAMES: i64 = 4000;
+const RESTART_FRAMES: i64 = 1000;
 
 /// What the writer tells the keeper.
 #[derive(Default)]
@@ -108,13 +108,16 @@ fn checkpoint(shared: &Shared) -> Result<()> {
     Ok(())
 }
 
-/// Called by the writer between two commits, after everybody was answered and while it still has the turn: if the log has
-/// grown long, copies the little that the checkpoint beside the writers has left, so that the next commit begins the log anew.
+/// True if the log has grown so long that the writers should wait for the rest to be copied.
+pub(crate) fn log_is_long(shared: &Shared) -> bool {
+    shared.signals.frames.load(Ordering::Relaxed) >= RESTART_FRAMES
+}
+
+/// Copies the little that the checkpoint beside the writers has left, so that the next commit begins the log anew. Called by
+/// the writer between two commits, after everybody was answered and while it still has the turn.
 pub(crate) fn finish(shared: &Shared) {
-    if shared.signals.frames.load(Ordering::Relaxed) >= RESTART_FRAMES {
-        // As above: the next commit tries again.
-        let _ = checkpoint(shared);
-    }
+    // One that fails is tried again after the next commit; nothing depends on this one.
+    let _ = checkpoint(shared);
 }
 
 fn passive(shared: &Shared, connection: &Connection) -> Result<()> {

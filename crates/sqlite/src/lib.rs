@@ -34,7 +34,7 @@ pub mod wal;
 mod writer;
 
 pub use connect::immutable;
-pub use database::{Database, Event, Options, Schema};
+pub use database::{Database, Event, Observer, Options, Schema};
 pub use error::{Error, Failure, Reason, Result};
 pub use family::{Family, Generation, Identity, Member, Status};
 pub use locks::protect;

@@ -159,7 +159,7 @@ impl Queue {
     pub(crate) fn take(&self) -> Vec<Queued> {
         let mut state = self.lock();
         let count = state.waiting.len().min(BATCH);
-        state.waiting.drain(..count).collect()
+        state.waiting.drain(..count).filter(|queued| !queued.request.abandoned()).collect()
     }
 
     /// Puts requests back to the front, in their order, to be run anew.
@@ -225,43 +225,59 @@ fn answer(batch: Vec<Queued>, outcome: &Result<()>) {
     }
 }
 
-/// What became of a batch.
-pub(crate) enum Outcome {
-    /// Everybody was answered.
-    Answered,
-    /// The generation was lost, or the connection is not to be trusted; what was not acknowledged is back in the queue.
-    Fenced,
+/// Makes one commit of the whole batch, in the generation that the paths name when it begins. Needs the turn.
+pub(crate) fn commit(connection: &Connection, record: &Record, batch: &mut Vec<Queued>) -> Result<()> {
+    record.check()?;
+    begin(connection, record, batch)?;
+    let done =
+        statements(connection, batch).and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
+    if done.is_err() && !connection.is_autocommit() {
+        // If even this fails the connection still has its transaction, and the next BEGIN says so.
+        let _ = connection.execute_batch("ROLLBACK");
+    }
+    done
 }
 
-/// Runs one batch and answers it.
-pub(crate) fn run(connection: &Connection, gate: &Gate, record: &Record, queue: &Queue, batch: Vec<Queued>) -> Outcome {
-    let mut batch = batch;
-    match attempt(connection, record, &mut batch) {
-        Ok(()) => {
-            answer(batch, &Ok(()));
-            Outcome::Answered
-        }
-        Err(e) if e.poisons() => fence(gate, queue, batch, e),
-        Err(e) if batch.len() == 1 => {
-            answer(batch, &Err(e));
-            Outcome::Answered
-        }
-        // One request can make a commit impossible for all, for example by filling the disk: each for itself.
-        Err(_) => {
-            while !batch.is_empty() {
-                let rest = batch.split_off(1);
-                if let Outcome::Fenced = run(connection, gate, record, queue, batch) {
-                    queue.put_back(rest);
-                    return Outcome::Fenced;
-                }
-                batch = rest;
-            }
-            Outcome::Answered
-        }
+/// Answers those whose commit is durable, if the paths still name the generation that it went to; otherwise fences the
+/// handle and has them run anew. Needs no turn, and waking people up takes longer than a commit.
+pub(crate) fn acknowledge(gate: &Gate, record: &Record, queue: &Queue, batch: Vec<Queued>) {
+    match record.check() {
+        Ok(()) => answer(batch, &Ok(())),
+        Err(e) => fence(gate, queue, batch, e),
     }
 }
 
-fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) -> Outcome {
+/// Deals with a batch whose commit failed. Needs the turn.
+pub(crate) fn recover(
+    connection: &Connection,
+    gate: &Gate,
+    record: &Record,
+    queue: &Queue,
+    mut batch: Vec<Queued>,
+    why: Error,
+) {
+    if why.poisons() {
+        return fence(gate, queue, batch, why);
+    }
+    if batch.len() == 1 {
+        return answer(batch, &Err(why));
+    }
+    // One request can make a commit impossible for all, for example by filling the disk: each for itself.
+    while !batch.is_empty() {
+        let rest = batch.split_off(1);
+        match commit(connection, record, &mut batch) {
+            Ok(()) => acknowledge(gate, record, queue, batch),
+            Err(e) if e.poisons() => fence(gate, queue, batch, e),
+            Err(e) => answer(batch, &Err(e)),
+        }
+        if gate.fenced() {
+            return queue.put_back(rest);
+        }
+        batch = rest;
+    }
+}
+
+fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) {
     if !matches!(why, Error::Retired { .. }) {
         for queued in &mut batch {
             queued.attempts += 1;
@@ -271,23 +287,6 @@ fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) -> Outc
     queue.put_back(again);
     answer(spent, &Err(why.again()));
     gate.fence(why);
-    Outcome::Fenced
-}
-
-/// One try at one commit for the whole batch. `Ok` means: durable, and in the generation that the paths name.
-fn attempt(connection: &Connection, record: &Record, batch: &mut Vec<Queued>) -> Result<()> {
-    record.check()?;
-    begin(connection, record, batch)?;
-    let done =
-        statements(connection, batch).and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
-    if let Err(e) = done {
-        if !connection.is_autocommit() {
-            // If even this fails the connection still has its transaction, and the next BEGIN says so.
-            let _ = connection.execute_batch("ROLLBACK");
-        }
-        return Err(e);
-    }
-    record.check()
 }
 
 /// Starts the transaction. Our own writers have had their turn by now; strangers are waited for with jitter, so that

@@ -14,7 +14,7 @@ use crate::text;
 pub(crate) type Result<T = u8> = std::result::Result<T, Failure>;
 
 /// Codes that the binary itself gives, beside those of `statehouse_sqlite::Error::code` and
-/// `statehouse_sessions::Error::code`. The list is closed: a new code is added here first.
+/// `statehouse_sessions::Error::code`. The list is closed, and documented in `docs/contract.md`.
 pub(crate) mod code {
     /// The command line cannot be understood.
     pub(crate) const USAGE: &str = "usage";
@@ -147,6 +147,26 @@ mod tests {
             assert!(f.message.starts_with("/h/state.db: "));
             assert_eq!(f.detail, "seen");
             assert!(!f.hint.is_empty(), "{reason:?}");
+        }
+    }
+
+    #[test]
+    fn every_code_is_documented() {
+        let page = include_str!("../../../docs/contract.md");
+        let own = [
+            code::USAGE,
+            code::BAD_CONFIG,
+            code::BAD_HOME,
+            code::ALREADY_RUNNING,
+            code::PORT_IN_USE,
+            code::SERVICE_FAILED,
+            code::IO,
+        ];
+        let database = ["busy", "disk_full", "read_only", "retired", "damaged", "closed", "aborted", "io", "sqlite"];
+        let store = ["not_found", "invalid", "bad_source"];
+        let reasons = Reason::ALL.iter().map(|r| r.code());
+        for code in own.into_iter().chain(database).chain(store).chain(reasons) {
+            assert!(page.contains(&format!("| `{code}` |")), "{code} is not in docs/contract.md");
         }
     }
 

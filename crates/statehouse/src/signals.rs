@@ -1,9 +1,11 @@
 //! How a process learns that it should stop, and how it is tied to the process that started it.
 
+use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use statehouse_sqlite::files;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit;
@@ -26,7 +28,7 @@ pub(crate) fn end_with(supervisor: u32) -> Result<()> {
 }
 
 /// Calls `stop` on a thread of its own at each SIGTERM, SIGINT or SIGHUP. The signals are caught from the moment that
-/// this returns.
+/// this returns. A SIGHUP that the parent had ignored (`nohup`) stays ignored: the process is to outlive its terminal.
 ///
 /// # Errors
 /// The system's answer.
@@ -37,7 +39,8 @@ pub(crate) fn on_stop(mut stop: impl FnMut() + Send + 'static) -> Result<()> {
     let (mut term, mut int, mut hup) = {
         let _inside = runtime.enter();
         let watch = |kind| signal(kind).map_err(failed);
-        (watch(SignalKind::terminate())?, watch(SignalKind::interrupt())?, watch(SignalKind::hangup())?)
+        let hup = if hangup_is_ignored() { None } else { Some(watch(SignalKind::hangup())?) };
+        (watch(SignalKind::terminate())?, watch(SignalKind::interrupt())?, hup)
     };
     let watch = move || {
         runtime.block_on(async {
@@ -45,7 +48,7 @@ pub(crate) fn on_stop(mut stop: impl FnMut() + Send + 'static) -> Result<()> {
                 tokio::select! {
                     _ = term.recv() => {}
                     _ = int.recv() => {}
-                    _ = hup.recv() => {}
+                    Some(_) = async { hup.as_mut()?.recv().await } => {}
                 }
                 stop();
             }
@@ -53,6 +56,14 @@ pub(crate) fn on_stop(mut stop: impl FnMut() + Send + 'static) -> Result<()> {
     };
     std::thread::Builder::new().name("signals".into()).spawn(watch).map_err(failed)?;
     Ok(())
+}
+
+/// True if SIGHUP was ignored when this process was started.
+fn hangup_is_ignored() -> bool {
+    let status = files::read_to_string(Path::new("/proc/self/status"), 64 << 10).unwrap_or_default();
+    let mask = status.lines().find_map(|l| l.strip_prefix("SigIgn:")).map(str::trim);
+    // The first bit stands for the first signal, which is SIGHUP.
+    mask.and_then(|m| u64::from_str_radix(m, 16).ok()).is_some_and(|m| m & 1 != 0)
 }
 
 /// A stop that takes longer than this is cut short, so that no service outlives its supervisor because of one request.

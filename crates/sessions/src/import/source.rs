@@ -22,7 +22,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
-use statehouse_sqlite::files;
+use statehouse_sqlite::secure::{Purpose, inspect};
+use statehouse_sqlite::{Family, files, headers};
 
 use crate::error::{Error, Result};
 
@@ -132,6 +133,11 @@ impl Source {
             // The owner's checkpoints come in bursts; a later try meets a quieter moment.
             std::thread::sleep(Duration::from_millis(50) * attempt);
         }
+        // SQLite would leave out what was committed into a log whose header is damaged, without a word.
+        Family::of(&copy)
+            .and_then(|copy| inspect(&copy, Purpose::Look))
+            .and_then(|copy| headers::check(&copy))
+            .map_err(|e| bad(main, format!("a copy of it is no whole database: {e}")))?;
         let connection = open_uri(&copy, "", OpenFlags::SQLITE_OPEN_READ_WRITE)
             .map_err(|e| bad(main, format!("a copy of it cannot be opened: {e}")))?;
         Ok(Source { connection, path: main.to_owned(), in_place: None, _copy: Some(directory) })

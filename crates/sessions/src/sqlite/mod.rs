@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, params};
-use statehouse_sqlite::{Database, Event, Failure, Options, Ticket};
+use statehouse_sqlite::{Database, Failure, Observer, Options, Ticket};
 
 pub use schema::{APPLICATION_ID, SCHEMA, SessionsSchema, may_read};
 
@@ -39,7 +39,7 @@ pub struct OpenMode {
     /// How many reads may run at once.
     pub readers: usize,
     /// Is told when the handle is fenced and when it goes on; for logs.
-    pub observer: Option<Arc<dyn Fn(&Event) + Send + Sync>>,
+    pub observer: Option<Observer>,
 }
 
 impl OpenMode {

@@ -98,13 +98,21 @@ pub(super) fn scan(family: &Family) -> Result<Report> {
     let mut holders = Vec::new();
     for facts in std::mem::take(&mut picture.holders) {
         let id = facts.process;
-        let facts = if suspicious(&facts) { confirm(&mut walker, family, facts)? } else { Some(facts) };
-        // What looked wrong and is not any more is shown as it is now, or not at all if it let go.
-        let facts = facts.or_else(|| match walker.look(&picture.target, id.pid, true) {
-            Seen::Holder(facts) if facts.process == id => Some(facts),
-            _ => None,
-        });
-        holders.extend(facts.map(|facts| about.holder(&mut walker, facts)));
+        if !suspicious(&facts) {
+            holders.push(about.holder(&mut walker, facts));
+            continue;
+        }
+        if let Some(facts) = confirm(&mut walker, family, facts)? {
+            holders.push(about.holder(&mut walker, facts));
+            continue;
+        }
+        // It looked wrong and did not stay so: it was opening or closing. It is shown as it is now, if it is still there, and
+        // one more passing look is no proof against it.
+        if let Seen::Holder(facts) = walker.look(&picture.target, id.pid, true)
+            && facts.process == id
+        {
+            holders.push(Holder { naked: false, ghost: false, ..about.holder(&mut walker, facts) });
+        }
     }
     Ok(conclude(&mut walker, family, &about, picture, unexplained, holders))
 }

@@ -50,11 +50,8 @@ fn text(report: &Report) -> String {
     let mut out = match report.verdict {
         Verdict::Quiet => format!("Nobody uses {path}.\n"),
         Verdict::Unknown => format!("Somebody may use {path}, and it cannot be found out who.\n"),
-        Verdict::Held => format!("{} of these use {path}:\n", report.holders.len()),
+        Verdict::Held => format!("{path} is in use.\n"),
     };
-    if report.verdict == Verdict::Held {
-        out = format!("{path} is in use.\n");
-    }
     if !report.holders.is_empty() {
         let rows: Vec<Vec<String>> = report.holders.iter().map(row).collect();
         out.push_str(&table(&["PID", "ROLE", "USER", "FILES", "LOCKS", "COMMAND"], &rows));

@@ -26,7 +26,7 @@ fn text(d: &StatusDocument) -> String {
         _ => d.members.iter().map(|m| format!("{} (PID {})", m.role, m.process.pid)).collect::<Vec<_>>().join(", "),
     };
     let rows = [
-        ("database", d.path.to_string_lossy().into_owned()),
+        ("database", d.path.clone()),
         ("kind", d.kind.to_owned()),
         ("size", bytes(d.size)),
         ("log", bytes(d.wal_size)),

@@ -256,7 +256,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Stops the services in the opposite order of their start, but the last of them, the gateway, before all others.
+    /// Stops the gateway first, so that nothing new is taken in, and the anchor last, when nobody needs it any more.
     fn stop_all(&mut self) {
         let of = |name: &str, s: &[Service]| s.iter().position(|s| s.name == name);
         let gateway: Vec<usize> = of("gateway", &self.services).into_iter().collect();
