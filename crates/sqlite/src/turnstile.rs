@@ -165,6 +165,8 @@ impl Drop for Turn<'_> {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
     use super::*;
 
     #[test]
