@@ -12,7 +12,6 @@
 #![expect(
     clippy::disallowed_methods,
     clippy::expect_used,
-    clippy::unwrap_used,
     reason = "doing it by ordinary means is the point, and it is a tool at the end of a pipe"
 )]
 

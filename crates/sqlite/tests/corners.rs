@@ -1,6 +1,6 @@
 //! Corners of the lock core in which a program does what it may, and the file ended damaged or a lock stayed behind.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use statehouse_testkit::home::TestDir;
 use statehouse_testkit::kernel::Standing;
@@ -15,7 +15,7 @@ fn fresh() -> (TestDir, PathBuf) {
 }
 
 /// What a process sees that opens the path now and knows nothing of Statehouse.
-fn seen(path: &PathBuf, sql: &str) -> String {
+fn seen(path: &Path, sql: &str) -> String {
     let mut reader = Holder::start();
     reader.ok(&format!("connect r rw {}", path.display()));
     assert_eq!(reader.ok("sql r PRAGMA integrity_check"), "ok");
