@@ -77,7 +77,10 @@ fn all() -> Result<()> {
         // A target's randomness does not depend on which others run, so that a failure can be repeated alone.
         let seed = Seed::new(first ^ name.bytes().fold(0, |h: u64, b| h.wrapping_mul(131).wrapping_add(b.into())));
         let mut budget = Budget { end: Instant::now() + each, seed, rounds: 0 };
-        target(&mut budget)
+        // A panic is a find like any other, and its seed must be said too.
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| target(&mut budget)));
+        outcome
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked; the place stands above")))
             .with_context(|| format!("{name}, after {} rounds; repeat with --seed {first}", budget.rounds))?;
         println!("fuzz: {name}: {} rounds, nothing found (--seed {first})", budget.rounds);
     }

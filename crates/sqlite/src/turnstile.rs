@@ -166,6 +166,8 @@ impl Drop for Turn<'_> {
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
     use super::*;
 
     #[test]

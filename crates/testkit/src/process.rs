@@ -171,7 +171,7 @@ impl Child {
         self.wait(deadline)
     }
 
-    /// What it has written to standard error so far.
+    /// What has arrived of its standard error so far; a line that it has just written may still be on its way.
     pub fn stderr_text(&self) -> String {
         String::from_utf8_lossy(&self.stderr.lock().unwrap()).into_owned()
     }

@@ -17,22 +17,25 @@ const DEADLINE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Shell {
     child: Child,
+    errors: String,
 }
 
 impl Shell {
     /// Opens `database`; `None` after saying that the test is skipped where there is no `sqlite3`.
     pub fn open(database: &Path) -> Option<Shell> {
         let program = need::command("sqlite3")?;
-        let mut command = Command::new(program);
+        // Its errors go where its answers go: on two streams nobody could tell whether all of them have come.
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(program);
         assert!(database.is_absolute(), "{}", database.display());
         // `-batch` and no init file: nothing of the developer's own settings; an absolute path is never an option.
         command.args(["-batch", "-init", "/dev/null", "-cmd", ".timeout 10000"]).arg(database);
         let mut child = Child::spawn(&mut command);
         child.send(".bail off");
-        Some(Shell { child })
+        Some(Shell { child, errors: String::new() })
     }
 
-    /// Runs SQL and returns its output lines, errors among them as `Error: ...`.
+    /// Runs SQL and returns its output lines, errors among them (`Error: ...`, `Runtime error ...`, `Parse error ...`).
     pub fn sql(&mut self, sql: &str) -> Vec<String> {
         const END: &str = "\u{1}end of answer";
         self.child.send(sql);
@@ -43,13 +46,17 @@ impl Shell {
             if line == END {
                 return lines;
             }
+            if ["Error", "Runtime error", "Parse error"].iter().any(|begin| line.starts_with(begin)) {
+                self.errors.push_str(&line);
+                self.errors.push('\n');
+            }
             lines.push(line);
         }
     }
 
-    /// What it wrote to standard error, where its errors go.
-    pub fn errors(&self) -> String {
-        self.child.stderr_text()
+    /// The errors that it has answered with so far, a line each.
+    pub fn errors(&self) -> &str {
+        &self.errors
     }
 
     /// Its process id.

@@ -141,9 +141,22 @@ impl<'a> Import<'a> {
         Error::Source { path: self.main.to_owned(), detail: e.to_string() }
     }
 
-    fn prepare<'s>(&self, source: &'s Source, sql: &str) -> Result<(Statement<'s>, Vec<String>)> {
-        let statement = source.connection.prepare(sql).map_err(|e| self.bad(e))?;
-        let names = statement.column_names().map(str::to_owned).collect();
+    /// A statement that reads all of a table, and the names of its columns. The names come from the schema as bytes: those
+    /// of a statement must be UTF-8, which a damaged schema need not be.
+    fn prepare<'s>(&self, source: &'s Source, table: &str, order: &str) -> Result<(Statement<'s>, Vec<String>)> {
+        let connection = &source.connection;
+        // Hidden columns of the first kind are those that `*` leaves out.
+        let mut columns = connection
+            .prepare("SELECT CAST(name AS BLOB) FROM pragma_table_xinfo(?1) WHERE hidden <> 1 ORDER BY cid")
+            .map_err(|e| self.bad(e))?;
+        let names: Vec<String> = columns
+            .query_map([table], |r| Ok(String::from_utf8_lossy(r.get_ref(0)?.as_blob()?).into_owned()))
+            .and_then(Iterator::collect)
+            .map_err(|e| self.bad(e))?;
+        let statement = connection.prepare(&format!("SELECT * FROM {table} {order}")).map_err(|e| self.bad(e))?;
+        if statement.column_count() != names.len() {
+            return Err(self.bad(format!("the columns of its table {table} cannot be named")));
+        }
         Ok((statement, names))
     }
 
@@ -175,7 +188,7 @@ impl<'a> Import<'a> {
 
     fn sessions(&mut self, source: &Source) -> Result<()> {
         // Ids first: a parent may come later in the file than its child.
-        let (mut statement, names) = self.prepare(source, "SELECT * FROM sessions ORDER BY rowid")?;
+        let (mut statement, names) = self.prepare(source, "sessions", "ORDER BY rowid")?;
         let mut rows = statement.query([]).map_err(|e| self.bad(e))?;
         while let Some(row) = rows.next().map_err(|e| self.bad(e))? {
             let mut fields = Fields::of(row, &names).map_err(|e| self.bad(e))?;
@@ -257,7 +270,7 @@ impl<'a> Import<'a> {
         if !self.has_table(source, "system_prompts")? {
             return Ok(prompts);
         }
-        let (mut statement, names) = self.prepare(source, "SELECT * FROM system_prompts")?;
+        let (mut statement, names) = self.prepare(source, "system_prompts", "")?;
         let mut rows = statement.query([]).map_err(|e| self.bad(e))?;
         while let Some(row) = rows.next().map_err(|e| self.bad(e))? {
             let mut fields = Fields::of(row, &names).map_err(|e| self.bad(e))?;
@@ -273,7 +286,7 @@ impl<'a> Import<'a> {
         if !self.has_table(source, "session_model_usage")? {
             return Ok(usage);
         }
-        let (mut statement, names) = self.prepare(source, "SELECT * FROM session_model_usage ORDER BY rowid")?;
+        let (mut statement, names) = self.prepare(source, "session_model_usage", "ORDER BY rowid")?;
         let mut rows = statement.query([]).map_err(|e| self.bad(e))?;
         while let Some(row) = rows.next().map_err(|e| self.bad(e))? {
             let mut fields = Fields::of(row, &names).map_err(|e| self.bad(e))?;
@@ -295,7 +308,7 @@ impl<'a> Import<'a> {
     }
 
     fn messages(&mut self, source: &Source, progress: &mut dyn FnMut(u64)) -> Result<()> {
-        let (mut statement, names) = self.prepare(source, "SELECT * FROM messages ORDER BY rowid")?;
+        let (mut statement, names) = self.prepare(source, "messages", "ORDER BY rowid")?;
         let mut rows = statement.query([]).map_err(|e| self.bad(e))?;
         let mut equal: HashMap<Uuid, u32> = HashMap::new();
         let mut last: HashMap<SessionId, Micros> = HashMap::new();
