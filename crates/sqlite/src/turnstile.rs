@@ -164,7 +164,6 @@ impl Drop for Turn<'_> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
