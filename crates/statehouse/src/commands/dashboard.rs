@@ -29,8 +29,9 @@ pub(crate) fn run(context: &Context, port: &Port) -> Result {
     options.login_code = Some(login_code);
     let runtime = gateway::runtime()?;
     let served = service::until_stopped(&runtime, |shutdown| {
-        service::ready(context, ROLE, Some(url));
+        // Before it is ready: when the last service is, whoever waits for that has the link.
         login.print(context.output);
+        service::ready(context, ROLE, Some(url));
         statehouse_dashboard::serve(listener, store.clone(), options, shutdown)
     });
     store.close();
