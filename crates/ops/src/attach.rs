@@ -5,9 +5,7 @@
 //! * nobody has it open and a log stands beside it: a private image of both is read;
 //! * somebody has it open: an ordinary read-only attachment, for what it would make is there already.
 
-use std::fmt::Write as _;
 use std::fs::File;
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,7 +14,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, FileControl, OpenFlags};
 use statehouse_sqlite::image::{self, ImageError};
 use statehouse_sqlite::secure::Inspected;
-use statehouse_sqlite::{Error, Family, Member, Reason, Result, files, protect};
+use statehouse_sqlite::{Error, Family, Member, Reason, Result, files, immutable, protect};
 
 /// How often an image is begun anew because the log was restarted meanwhile.
 const TRIES: u32 = 20;
@@ -64,22 +62,6 @@ pub(crate) fn read(inspected: &Inspected, held: bool, scratch: &Path, patience: 
     connection.pragma_update(None, "query_only", 1)?;
     connection.pragma_update(None, "trusted_schema", 0)?;
     Ok(Attached { connection, _image: image })
-}
-
-/// A file that nobody changes, read without locks and without files beside it.
-fn immutable(path: &Path) -> Result<Connection> {
-    let mut uri = String::from("file:");
-    for byte in path.as_os_str().as_bytes() {
-        match byte {
-            b'/' | b'.' | b'-' | b'_' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => uri.push(char::from(*byte)),
-            _ => {
-                let _ = write!(uri, "%{byte:02x}");
-            }
-        }
-    }
-    uri.push_str("?immutable=1");
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
-    Ok(Connection::open_with_flags(uri, flags)?)
 }
 
 fn make_image(inspected: &Inspected, copy: &Path) -> Result<()> {
