@@ -99,7 +99,8 @@ impl Lock {
     }
 }
 
-/// All locks of the system.
+/// All locks of the system, as one look shows them. The kernel hands the table out a page at a time, so a look can miss one
+/// while others come and go.
 pub fn locks() -> Vec<Lock> {
     fs::read_to_string("/proc/locks").expect("/proc/locks").lines().filter_map(Lock::parse).collect()
 }
@@ -266,7 +267,7 @@ mod tests {
         file.lock().unwrap();
         let id = FileId::of(&path).unwrap();
         let mine = |l: &&Lock| l.file == id && l.kind == Kind::Flock && l.write;
-        assert_eq!(locks().iter().filter(mine).count(), 1);
+        assert!((0..8).any(|_| locks().iter().filter(mine).count() == 1));
         fs::remove_file(&path).unwrap();
         let d = descriptors(std::process::id()).into_iter().find(|d| d.file == id).unwrap();
         assert!(d.deleted && d.path == path && d.locks.iter().any(|l| mine(&l)));
