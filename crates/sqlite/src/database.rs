@@ -9,6 +9,7 @@ use rusqlite::Connection;
 
 use crate::error::{Error, Failure, Result};
 use crate::family::{Family, Generation, Member};
+use crate::flush::Committer;
 use crate::gate::Gate;
 use crate::generation::Record;
 use crate::keeper::{self, Signals};
@@ -365,13 +366,13 @@ fn turn(shared: &Shared, turnstile: &Turnstile, held: &Held) -> Result<()> {
     let (gate, queue) = (&shared.gate, &shared.queue);
     match writer::commit(connection, &held.record, &mut batch) {
         Ok(()) if keeper::log_is_long(shared) => {
-            writer::acknowledge(gate, &held.record, queue, batch);
+            writer::acknowledge(connection, gate, &held.record, queue, batch);
             keeper::finish(shared);
         }
         Ok(()) => {
-            // The next process goes on while this one wakes up those who wait.
+            // The next process goes on while this one flushes and wakes up those who wait.
             drop(turn);
-            writer::acknowledge(gate, &held.record, queue, batch);
+            writer::acknowledge(connection, gate, &held.record, queue, batch);
         }
         Err(e) => writer::recover(connection, gate, &held.record, queue, batch, e),
     }
@@ -380,11 +381,13 @@ fn turn(shared: &Shared, turnstile: &Turnstile, held: &Held) -> Result<()> {
 
 /// What the writer's thread has open.
 struct Held {
-    connection: Option<Connection>,
+    connection: Option<Committer>,
     record: Record,
     captured: bool,
     /// When the handle was cut off.
     fenced_since: Instant,
+    /// A flush of the log failed, or was not made before the connection was closed.
+    unflushed: bool,
     /// The files of the generation, from the capture until the handle goes on.
     kept: Option<Kept>,
     member: Registration,
@@ -401,7 +404,15 @@ impl Held {
         }));
         // As above. Whoever asks has a patience of their own, and the writer goes on trying until it is over.
         let _ = connection.busy_timeout(LOOK_AGAIN);
-        Held { connection: Some(connection), record, captured: false, fenced_since: Instant::now(), kept: None, member }
+        Held {
+            connection: Some(connection),
+            record,
+            captured: false,
+            fenced_since: Instant::now(),
+            unflushed: false,
+            kept: None,
+            member,
+        }
     }
 
     /// Without a record the others would take this process for a stranger. Whoever removed the side directory removed it too.
@@ -440,7 +451,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         held.captured = true;
     }
     close_readers(shared)?;
-    held.connection = None;
+    held.unflushed |= held.connection.take().is_some_and(|c| c.owes());
     retired::move_aside(family, held.record.generation(), &lost)?;
     if lost.contains(&Member::Wal) {
         retired::move_headless_log(family)?;
@@ -457,6 +468,10 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         retired::capture_kept(family, before, &before.differences(&now), kept)?;
         retired::settle(family)?;
         opening::merge(family, &shared.options, &opened.connection)?;
+    }
+    // What no flush has confirmed is kept before anybody is told of it by a later write.
+    if held.unflushed && before.wal == now.wal {
+        opened.connection.copy_all()?;
     }
     let record = opened.record.clone();
     *held = Held::new(shared, opened);

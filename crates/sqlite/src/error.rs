@@ -42,6 +42,9 @@ pub enum Error {
     /// The locks that keep this generation in place were taken from this process, or could not be used any more.
     #[error("this process has lost its locks on the database; what was not acknowledged may be missing")]
     LocksLost,
+    /// The disk did not take a flush of the log. The write is there for everybody to see, and a power cut may take it away.
+    #[error("the disk did not confirm that this write is kept; it may be kept or not")]
+    Unflushed,
     /// The content is damaged.
     #[error("the database is damaged: {detail}")]
     Damaged {
@@ -197,6 +200,7 @@ impl Error {
             Error::ReadOnly => "read_only",
             Error::Retired { .. } => "retired",
             Error::LocksLost => "locks_lost",
+            Error::Unflushed => "not_durable",
             Error::Damaged { .. } => "damaged",
             Error::Closed => "closed",
             Error::Aborted(_) => "aborted",
@@ -215,6 +219,7 @@ impl Error {
             Error::ReadOnly => Error::ReadOnly,
             Error::Retired { members } => Error::Retired { members: members.clone() },
             Error::LocksLost => Error::LocksLost,
+            Error::Unflushed => Error::Unflushed,
             Error::Damaged { detail } => Error::Damaged { detail: detail.clone() },
             Error::Closed => Error::Closed,
             Error::Aborted(e) => Error::Aborted(e.to_string().into()),
@@ -232,12 +237,12 @@ impl Error {
         }
     }
 
-    /// True if the connection is not to be trusted any more: its generation or its locks are gone, or SQLite could not
-    /// read or write one of the files.
+    /// True if the connection is not to be trusted any more: its generation or its locks are gone, or one of the files
+    /// could not be read, written or flushed.
     pub(crate) fn poisons(&self) -> bool {
         use rusqlite::ErrorCode as C;
         match self {
-            Error::Retired { .. } | Error::LocksLost => true,
+            Error::Retired { .. } | Error::LocksLost | Error::Unflushed => true,
             Error::Sqlite(e) => {
                 matches!(e.sqlite_error_code(), Some(C::SystemIoFailure | C::CannotOpen | C::FileLockingProtocolFailed))
             }
@@ -255,6 +260,9 @@ impl Error {
             Error::Retired { .. } => "Run `statehouse holders`, and find out what removes or replaces the files.",
             Error::LocksLost => {
                 "Nothing to do: the handle opens the database again. Find out what closes descriptors in this process."
+            }
+            Error::Unflushed => {
+                "Look into the system's log for errors of the disk, then send the write again with the same id."
             }
             Error::Damaged { .. } => "Run `statehouse verify`; do not delete any file of the database.",
             Error::Closed => "Open the database again.",

@@ -11,6 +11,7 @@ pub mod error;
 pub mod family;
 pub mod files;
 pub mod filesystem;
+mod flush;
 mod gate;
 pub mod generation;
 pub mod headers;

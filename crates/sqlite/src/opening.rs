@@ -6,6 +6,7 @@ use crate::connect;
 use crate::database::{Event, Options, Schema};
 use crate::error::{Error, Reason, Result};
 use crate::family::Family;
+use crate::flush::Committer;
 use crate::generation::Record;
 use crate::members::{self, Registration};
 use crate::prepare::{self, Prepared};
@@ -23,7 +24,7 @@ const REOPEN: std::time::Duration = std::time::Duration::from_millis(500);
 
 /// A connection that may write, and the generation that it uses.
 pub(crate) struct Opened {
-    pub(crate) connection: Connection,
+    pub(crate) connection: Committer,
     pub(crate) record: Record,
     /// What says to everybody that this process has the database open.
     pub(crate) member: Registration,
@@ -105,6 +106,7 @@ fn unchanged(family: &Family, prepared: &Prepared) -> Result<bool> {
 fn connect_to(family: &Family, options: &Options, prepared: &Prepared) -> Result<Opened> {
     let member = members::register(&prepared.inspected, &options.role)?;
     let connection = connect::writer(family, options.application_id, options.patience)?;
+    let connection = Committer::new(family, connection)?;
     let record = Record::take(family)?;
     if record.generation().main != prepared.inspected.generation().main {
         return Err(Error::refused(Reason::Changed, family.main(), "another file took its place"));

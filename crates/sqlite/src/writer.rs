@@ -1,7 +1,7 @@
 //! The queue of write requests, and how a batch of them becomes one commit.
 //!
-//! A batch is one `BEGIN IMMEDIATE`, a savepoint for each request, one `COMMIT`, and a look at the generation before
-//! and after. Only then is anybody answered. A request is a closure that can run again: when its batch was lost with
+//! A batch is one `BEGIN IMMEDIATE`, a savepoint for each request, one `COMMIT`, a flush of the log, and a look at the
+//! generation before and after. Only then is anybody answered. A request is a closure that can run again: when its batch was lost with
 //! its generation, or failed because of another request in it, it is run anew.
 
 use std::collections::VecDeque;
@@ -13,6 +13,7 @@ use rusqlite::Connection;
 
 use crate::busy;
 use crate::error::{Error, Failure, Result};
+use crate::flush::Committer;
 use crate::gate::Gate;
 use crate::generation::Record;
 use crate::ticket::Answer;
@@ -225,12 +226,12 @@ fn answer(batch: Vec<Queued>, outcome: &Result<()>) {
     }
 }
 
-/// Makes one commit of the whole batch, in the generation that the paths name when it begins. Needs the turn.
-pub(crate) fn commit(connection: &Connection, record: &Record, batch: &mut Vec<Queued>) -> Result<()> {
+/// Makes one commit of the whole batch, in the generation that the paths name when it begins, and flushes nothing. Needs
+/// the turn.
+pub(crate) fn commit(connection: &Committer, record: &Record, batch: &mut Vec<Queued>) -> Result<()> {
     record.check()?;
     begin(connection, record, batch)?;
-    let done =
-        statements(connection, batch).and_then(|()| Ok(connection.prepare_cached("COMMIT")?.execute([]).map(drop)?));
+    let done = statements(connection, batch).and_then(|()| Ok(connection.commit()?));
     if done.is_err() && !connection.is_autocommit() {
         // If even this fails the connection still has its transaction, and the next BEGIN says so.
         let _ = connection.execute_batch("ROLLBACK");
@@ -238,9 +239,14 @@ pub(crate) fn commit(connection: &Connection, record: &Record, batch: &mut Vec<Q
     done
 }
 
-/// Answers those whose commit is durable, if the paths still name the generation that it went to; otherwise fences the
-/// handle and has them run anew. Needs no turn, and waking people up takes longer than a commit.
-pub(crate) fn acknowledge(gate: &Gate, record: &Record, queue: &Queue, batch: Vec<Queued>) {
+/// Makes the commit durable and answers those who wait for it, if the paths still name the generation that it went to;
+/// otherwise fences the handle and has them run anew. Needs no turn, and both take longer than the commit.
+pub(crate) fn acknowledge(connection: &Committer, gate: &Gate, record: &Record, queue: &Queue, batch: Vec<Queued>) {
+    if let Err(e) = connection.flush() {
+        // Not run anew: everybody can see the commit, and a request that is no new row by its id would count twice.
+        answer(batch, &Err(e.again()));
+        return gate.fence(e);
+    }
     match record.check() {
         Ok(()) => answer(batch, &Ok(())),
         Err(e) => fence(gate, queue, batch, e),
@@ -249,7 +255,7 @@ pub(crate) fn acknowledge(gate: &Gate, record: &Record, queue: &Queue, batch: Ve
 
 /// Deals with a batch whose commit failed. Needs the turn.
 pub(crate) fn recover(
-    connection: &Connection,
+    connection: &Committer,
     gate: &Gate,
     record: &Record,
     queue: &Queue,
@@ -266,7 +272,7 @@ pub(crate) fn recover(
     while !batch.is_empty() {
         let rest = batch.split_off(1);
         match commit(connection, record, &mut batch) {
-            Ok(()) => acknowledge(gate, record, queue, batch),
+            Ok(()) => acknowledge(connection, gate, record, queue, batch),
             Err(e) if e.poisons() => fence(gate, queue, batch, e),
             Err(e) => answer(batch, &Err(e)),
         }

@@ -29,6 +29,14 @@ impl Holder {
         Holder(Child::spawn(&mut Command::new(program())))
     }
 
+    /// Started so that the disk takes no flush of a log as long as the file `mark` exists.
+    pub(crate) fn on_a_disk_that_fails(mark: &Path) -> Holder {
+        let mut command = Command::new(program());
+        Holder(Child::spawn(
+            command.env("LD_PRELOAD", statehouse_testkit::stray::library()).env("STRAY_UNFLUSHED", mark),
+        ))
+    }
+
     /// Started, protected or not, with one connection `a` that has written one row and holds its locks.
     pub(crate) fn with_database(path: &Path, protected: bool) -> Holder {
         let mut holder = Holder::start();

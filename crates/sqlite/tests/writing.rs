@@ -201,3 +201,42 @@ fn a_side_directory_that_was_removed_with_the_log_is_made_again() {
     database.write(insert(10)).unwrap();
     assert!(directory.join("s.db.statehouse/members").is_dir());
 }
+
+#[test]
+fn a_write_that_the_disk_does_not_confirm_is_not_acknowledged_and_is_in_the_main_file_before_the_next_is() {
+    let directory = TestDir::new();
+    let path = directory.join("s.db");
+    let mark = directory.join("the disk fails");
+    let mut holder = Holder::on_a_disk_that_fails(&mark);
+    holder.ok(&format!("open {}", path.display()));
+    holder.ok("put before");
+    std::fs::write(&mark, "").unwrap();
+    let error = holder.order("put doubtful").unwrap_err();
+    assert!(error.starts_with("not_durable "), "{error}");
+    // The store goes on by itself, but not before the doubtful row is durable by another way.
+    statehouse_testkit::until("the handle tries to go on", LONG, || holder.events().contains("NotReopened"));
+    std::fs::remove_file(&mark).unwrap();
+    holder.ok("put after");
+    // Whatever a power cut does to a log that could not be flushed: the main file alone has the row.
+    let alone = directory.join("alone.db");
+    std::fs::copy(&path, &alone).unwrap();
+    let main = Connection::open(&alone).unwrap();
+    let kept: i64 = main.query_row("SELECT count(*) FROM k WHERE key = 'doubtful'", [], |r| r.get(0)).unwrap();
+    assert_eq!(kept, 1);
+    assert_eq!(holder.ok("count"), "3");
+}
+
+#[test]
+fn a_write_that_finds_its_row_there_is_not_acknowledged_before_that_row_is_durable() {
+    let directory = TestDir::new();
+    let path = directory.join("s.db");
+    let mark = directory.join("the disk fails");
+    Holder::with_store(&path).ok("put there");
+    let mut holder = Holder::on_a_disk_that_fails(&mark);
+    holder.ok(&format!("open {}", path.display()));
+    holder.ok("put there");
+    std::fs::write(&mark, "").unwrap();
+    // It changes nothing, but whoever wrote the row may not have flushed it yet.
+    let error = holder.order("put there").unwrap_err();
+    assert!(error.starts_with("not_durable "), "{error}");
+}

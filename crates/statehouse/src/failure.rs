@@ -162,7 +162,18 @@ mod tests {
             code::SERVICE_FAILED,
             code::IO,
         ];
-        let database = ["busy", "disk_full", "read_only", "retired", "damaged", "closed", "aborted", "io", "sqlite"];
+        let database = [
+            "busy",
+            "disk_full",
+            "read_only",
+            "retired",
+            "not_durable",
+            "damaged",
+            "closed",
+            "aborted",
+            "io",
+            "sqlite",
+        ];
         let store = ["not_found", "invalid", "bad_source"];
         let reasons = Reason::ALL.iter().map(|r| r.code());
         for code in own.into_iter().chain(database).chain(store).chain(reasons) {

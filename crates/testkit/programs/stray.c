@@ -1,7 +1,7 @@
 /*
  * stray: an adversary for tests, preloaded into a process that has a database open.
  *
- * It commits the two sabotages that a lock core has to survive, without any hook in the product:
+ * It commits the sabotages that a lock core and a writer have to survive, without any hook in the product:
  *
  *   STRAY_MAIN, STRAY_WAL, STRAY_SHM   the three files (a variable each, so that any path survives). Around every
  *       write, flush and lock call of the host, and around every STRAY_READS-th read, they are opened and closed by
@@ -12,6 +12,8 @@
  *   STRAY_START=path   open and close nothing before this file exists, so that a whole house can be started first.
  *   STRAY_POSIX=1   open-file-description locks asked for through libc become plain POSIX locks, which is what a
  *       program without a lock core has. The core's code still runs, but it protects nothing.
+ *   STRAY_UNFLUSHED=path   while this file exists, the disk takes no flush of a log: fsync and fdatasync of a file whose
+ *       name ends in -wal fail with EIO, and flush nothing.
  *   STRAY_ROLES=a:b  act only in processes that have one of these words as an argument (children inherit a preload).
  *   STRAY_TALLY=dir  each process that acts keeps a file of counters there, named by its PID, so that a test can
  *       prove that the sabotage really happened in the process that it looks at.
@@ -43,6 +45,7 @@ static struct tally nowhere;
 static struct tally *tally = &nowhere;
 static const char *files[3];
 static const char *volatile start;
+static const char *unflushed;
 static int sweeping;   /* around every call */
 static int between;    /* only between two transactions */
 static int posix_locks;
@@ -110,6 +113,7 @@ __attribute__((constructor)) static void enter(int argc, char **argv, char **env
     files[1] = getenv("STRAY_WAL");
     files[2] = getenv("STRAY_SHM");
     start = getenv("STRAY_START");
+    unflushed = getenv("STRAY_UNFLUSHED");
     const char *posix = getenv("STRAY_POSIX");
     posix_locks = posix && posix[0] == '1';
     const char *gaps = getenv("STRAY_BETWEEN");
@@ -144,13 +148,26 @@ ssize_t pwrite64(int fd, const void *data, size_t size, off64_t at) {
     AROUND(ssize_t, next(fd, data, size, at));
 }
 
+/* True if the disk is to refuse this flush; errno is set then. */
+static int refuses_flush(int fd) {
+    char link[32], path[4096];
+    if (!unflushed || syscall(SYS_faccessat, AT_FDCWD, unflushed, F_OK) != 0) return 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    long length = syscall(SYS_readlinkat, AT_FDCWD, link, path, sizeof path);
+    if (length < 4 || memcmp(path + length - 4, "-wal", 4) != 0) return 0;
+    errno = EIO;
+    return 1;
+}
+
 int fsync(int fd) {
     LAZY(fsync);
+    if (refuses_flush(fd)) return -1;
     AROUND(int, next(fd));
 }
 
 int fdatasync(int fd) {
     LAZY(fdatasync);
+    if (refuses_flush(fd)) return -1;
     AROUND(int, next(fd));
 }
 
