@@ -217,3 +217,14 @@ fn the_scheduler_starts_a_worker_each_time_that_the_job_is_due() {
     up.stop();
     assert!(!fs::read_to_string(&log).unwrap().contains("failed"));
 }
+
+#[test]
+fn an_answer_that_cannot_be_written_is_an_error() {
+    let home = furnished(Home::new());
+    for line in [&["--version"][..], &["sessions", "list", "--json"], &["holders"]] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let done = statehouse(&home, line).stdout(full).output().unwrap();
+        assert_eq!(done.status.code(), Some(1), "{line:?}: {done:?}");
+        assert!(String::from_utf8_lossy(&done.stderr).contains("cannot be written"), "{line:?}: {done:?}");
+    }
+}

@@ -158,7 +158,10 @@ async fn one(app: Arc<App>, turn: Turn, place: Running) {
             match settle(&app, id, move |s| s.finish_turn(id, &holder, text.clone())).await {
                 Ok(Message { id, text, .. }) => Outcome::Done { message_id: id, text },
                 // The answer is something that the store does not keep.
-                Err(e) => fail(&app, id, e.message).await,
+                Err(e) => {
+                    tracing::warn!(turn = %id, code = e.code, "an answer cannot be kept");
+                    fail(&app, id, e.message).await
+                }
             }
         }
         Err(CannotAnswer(why)) => fail(&app, turn.id, why).await,
@@ -201,7 +204,10 @@ async fn answer(app: &Arc<App>, turn: &Turn, growing: &Growing) -> Result<String
         )));
     }
     let id = turn.message_id;
-    let message = settle(app, turn.id, move |s| s.message(id)).await.map_err(|e| CannotAnswer(e.message))?;
+    let message = settle(app, turn.id, move |s| s.message(id)).await.map_err(|e| {
+        tracing::warn!(turn = %turn.id, code = e.code, "the message of a turn cannot be read");
+        CannotAnswer(e.message)
+    })?;
     let question = Question { session_id: turn.session_id, turn_id: turn.id, message_id: id, text: message.text };
     // A task of its own, so that a responder that panics fails its turn and nothing else. Dropping the set ends it.
     let mut task = JoinSet::new();

@@ -62,6 +62,7 @@ impl Error {
     pub fn hint(&self) -> &'static str {
         match self {
             Error::Database(e) => e.hint(),
+            Error::NotFound { what: "job", .. } => "The built-in jobs are housekeeping and ddl-check.",
             Error::NotFound { .. } => "Run `statehouse sessions list` to see what there is.",
             Error::Invalid(_) => "Correct the request; nothing was stored.",
             Error::Source { .. } => "Name a Hermes home or its state.db; the source is never changed.",

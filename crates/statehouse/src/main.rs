@@ -25,19 +25,22 @@ use failure::{Failure, Result};
 use output::Output;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(e) => return ExitCode::from(misunderstood(&e)),
+    let code = match Cli::try_parse() {
+        Ok(cli) => answer(cli),
+        Err(e) => misunderstood(&e),
     };
+    // What was asked for was done, and the one who asked does not know it.
+    let untold = code == exit::OK && output::incomplete();
+    ExitCode::from(if untold { exit::FAILED } else { code })
+}
+
+fn answer(cli: Cli) -> u8 {
     let output = Output { json: cli.common.json };
     logging();
-    match run(cli, output) {
-        Ok(code) => ExitCode::from(code),
-        Err(failure) => {
-            failure.report(output.json);
-            ExitCode::from(failure.exit)
-        }
-    }
+    run(cli, output).unwrap_or_else(|failure| {
+        failure.report(output.json);
+        failure.exit
+    })
 }
 
 fn run(cli: Cli, output: Output) -> Result {
@@ -66,7 +69,7 @@ fn misunderstood(e: &clap::Error) -> u8 {
     use std::io::Write as _;
     let json = std::env::args_os().skip(1).take_while(|a| a != "--").any(|a| a == "--json");
     if matches!(e.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        let _ = write!(std::io::stdout().lock(), "{}", e.render());
+        Output { json }.text(&e.render().to_string());
         return exit::OK;
     }
     if !json {

@@ -1,11 +1,20 @@
 //! Where answers go. With `--json` stdout carries JSON and nothing else; without it, text for people.
 //!
 //! A reader that goes away (`| head`) is not an error: the rest of the answer is dropped and the exit status stays what
-//! the work itself deserves.
+//! the work itself deserves. An answer that cannot be written for another reason (a full disk) is one.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{ErrorKind, IsTerminal as _, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
+
+/// Some answer could not be written.
+static INCOMPLETE: AtomicBool = AtomicBool::new(false);
+
+/// True if an answer of this run could not be written though somebody wanted it.
+pub(crate) fn incomplete() -> bool {
+    INCOMPLETE.load(Ordering::Relaxed)
+}
 
 /// How this run answers.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +40,17 @@ impl Output {
     pub(crate) fn text(self, text: &str) {
         let mut out = std::io::stdout().lock();
         let end = if text.ends_with('\n') { "" } else { "\n" };
-        let _ = out.write_all(text.as_bytes()).and_then(|()| out.write_all(end.as_bytes())).and_then(|()| out.flush());
+        let written =
+            out.write_all(text.as_bytes()).and_then(|()| out.write_all(end.as_bytes())).and_then(|()| out.flush());
+        match written {
+            Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+                // Once: a service that goes on would say it with every event.
+                if !INCOMPLETE.swap(true, Ordering::Relaxed) {
+                    let _ = writeln!(std::io::stderr(), "statehouse: the answer cannot be written: {e}");
+                }
+            }
+            _ => {}
+        }
     }
 
     /// A document for programs, or what `text` makes of it for people.
