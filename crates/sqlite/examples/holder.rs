@@ -179,10 +179,7 @@ fn with_database(database: &Database, verb: &str, rest: &str) -> Answer {
                 database.read(|c| Ok(c.query_row("SELECT count(*) FROM k", [], |r| r.get(0))?)).map_err(fail)?;
             Ok(count.to_string())
         }
-        "leave" => {
-            database.close();
-            Ok(String::new())
-        }
+        "leave" => database.close().map(|()| String::new()).map_err(fail),
         // tight SECONDS FILE: one row after the other without a pause; FILE gets when each was asked for and done, and its
         // place in the order of commits.
         _ => {

@@ -17,11 +17,10 @@ use crate::members::{self, Registration};
 use crate::opening::{self, Opened};
 use crate::readers::Readers;
 use crate::retired::Kept;
-use crate::secure::{self, Purpose};
 use crate::ticket::{Ticket, ticket};
 use crate::turnstile::Turnstile;
 use crate::writer::{self, Queue, Typed};
-use crate::{busy, locks, recovery, retired, side};
+use crate::{busy, locks, recovery, remake, retired, secure, side};
 
 /// How often a handle that could not be reopened tries again.
 const RETRY: Duration = Duration::from_millis(250);
@@ -101,6 +100,13 @@ pub enum Event {
         /// The error, as text.
         cause: String,
     },
+    /// The handle was closed before what only this process had of removed files could be kept: it is gone now.
+    Lost {
+        /// What kept it from being kept, as text.
+        cause: String,
+        /// How many transactions were in the log that is gone. Those of them that a checkpoint had copied are still there.
+        transactions: u64,
+    },
 }
 
 /// What the owner of the content knows and this crate does not.
@@ -147,6 +153,8 @@ pub(crate) struct Shared {
     pub(crate) signals: Arc<Signals>,
     pub(crate) checkpointer: Mutex<Option<Connection>>,
     readers: Readers,
+    /// Why the last files that this handle had could not be kept when it was closed.
+    lost: Mutex<Option<Error>>,
 }
 
 impl Database {
@@ -165,12 +173,13 @@ impl Database {
             signals: Arc::default(),
             checkpointer: Mutex::new(None),
             readers: Readers::new(family.clone(), options.readers),
+            lost: Mutex::default(),
             family,
             options,
         });
         let (end, ended) = channel();
         let inner = shared.clone();
-        spawn("statehouse-write", end.clone(), move || write_loop(&inner, &turnstile, opened))?;
+        spawn("statehouse-write", end.clone(), move || write_loop(&inner, turnstile, opened))?;
         let inner = shared.clone();
         spawn("statehouse-keep", end, move || keeper::run(&inner))?;
         Ok(Database { inner: Arc::new(Inner { shared, ended: Mutex::new((ended, 2)) }) })
@@ -184,8 +193,9 @@ impl Database {
         T: Send + 'static,
         F: Fn(&Connection) -> Result<T, Failure> + Send + 'static,
     {
-        let (t, answer) = ticket();
         let shared = &self.inner.shared;
+        let waiting = shared.clone();
+        let (t, answer) = ticket(move || waiting.why_waiting());
         shared.queue.push(Box::new(Typed::new(request, answer)), shared.options.patience);
         t
     }
@@ -193,7 +203,8 @@ impl Database {
     /// Queues a write and waits for it, at most for the handle's patience.
     ///
     /// # Errors
-    /// As [`Database::submit`]; [`Error::Busy`] when the turn did not come in time.
+    /// The request's own; [`Error::Busy`] when the turn did not come in time, [`Error::Retired`] when the files were removed
+    /// or replaced and could not be put back in time.
     pub fn write<T, F>(&self, request: F) -> Result<T>
     where
         T: Send + 'static,
@@ -212,7 +223,11 @@ impl Database {
             shared.queue.rouse();
             shared.gate.wait(shared.options.patience)?;
         }
-        shared.readers.read(shared.options.patience, query)
+        match shared.readers.read(shared.options.patience, query) {
+            // Nobody is let in to read while the handle is cut off.
+            Err(Error::Busy { waited, holder }) => Err(shared.gate.cause().unwrap_or(Error::Busy { waited, holder })),
+            answer => answer,
+        }
     }
 
     /// The names of the database's files.
@@ -244,8 +259,14 @@ impl Database {
 
     /// Waits until everything that was queued is answered, and closes all connections of this handle and its clones;
     /// later calls answer [`Error::Closed`].
-    pub fn close(&self) {
+    ///
+    /// # Errors
+    /// What kept this handle from keeping rows that only it still had, because the files were removed or replaced. Those
+    /// rows are lost then; the observer was told [`Event::Lost`].
+    pub fn close(&self) -> Result<()> {
         self.inner.close();
+        let lost = self.inner.shared.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        lost.as_ref().map_or(Ok(()), |why| Err(why.again()))
     }
 }
 
@@ -281,9 +302,10 @@ impl Drop for Inner {
 }
 
 impl Shared {
-    /// Who keeps writers waiting, for the text of a busy error.
-    pub(crate) fn who_writes(&self) -> Option<String> {
-        busy::who_writes(&self.family)
+    /// What keeps writers waiting: that the files are gone, or who writes.
+    pub(crate) fn why_waiting(&self) -> Error {
+        let busy = || Error::Busy { waited: Duration::ZERO, holder: busy::who_writes(&self.family) };
+        self.gate.cause().unwrap_or_else(busy)
     }
 }
 
@@ -297,21 +319,27 @@ fn spawn(name: &str, end: Sender<()>, body: impl FnOnce() + Send + 'static) -> R
     spawned.map(drop).map_err(|e| Error::io("start a thread for", Path::new(name), e))
 }
 
-fn write_loop(shared: &Shared, turnstile: &Turnstile, opened: Opened) {
+fn write_loop(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
     let mut held = Held::new(shared, opened);
     while shared.queue.next() {
         if !shared.gate.fenced() {
             // It costs others time when this process is not known, and nothing else.
             let _ = held.register_again(shared);
-            if let Err(e) = turn(shared, turnstile, &held) {
+            if let Err(e) = turn(shared, &turnstile, &held) {
                 shared.gate.fence(e);
             }
             continue;
         }
-        shared.options.tell(&Event::Fenced { cause: shared.gate.cause() });
+        if let Some(why) = shared.gate.cause() {
+            shared.options.tell(&Event::Fenced { cause: why.to_string() });
+        }
         held.fenced_since = Instant::now();
         if !reopen(shared, &mut held) {
             break;
+        }
+        // Its files may have been removed as well, and others would take turns at new ones. The old ones serve as well.
+        if let Ok(again) = Turnstile::open(&shared.family.side_directory()) {
+            turnstile = again;
         }
     }
     rescue(shared, &mut held);
@@ -319,16 +347,42 @@ fn write_loop(shared: &Shared, turnstile: &Turnstile, opened: Opened) {
     shared.queue.abandon();
 }
 
-/// Before the last descriptor is closed: what was acknowledged may be in a log that somebody has removed a moment ago, and
-/// this process the last that can read it. Once it is captured, the next opener takes it over.
+/// Before the last descriptor is closed: what was acknowledged may be in files that somebody has removed a moment ago, and
+/// this process the last that can read them. Once they are captured and the main file is in its place, the next opener
+/// takes over the rest.
 fn rescue(shared: &Shared, held: &mut Held) {
     let begun = Instant::now();
-    while held.connection.is_some() && !held.captured && shared.gate.check().is_err() {
-        if recover(shared, held).is_ok() || begun.elapsed() >= shared.options.patience {
-            break;
+    while !held.safe && (shared.gate.fenced() || shared.gate.check().is_err()) {
+        let Err(why) = recover(shared, held) else { return };
+        if held.safe {
+            return;
+        }
+        if begun.elapsed() >= shared.options.patience {
+            return last_resort(shared, held, why);
         }
         std::thread::sleep(RETRY);
     }
+}
+
+/// What is left to try before the descriptors are closed, and the truth about it.
+fn last_resort(shared: &Shared, held: &mut Held, why: Error) {
+    let Some(connection) = held.connection.as_ref().filter(|_| !held.captured) else { return };
+    let (family, generation) = (&shared.family, held.record.generation());
+    let lost = held.record.lost();
+    let kept = side::make_again(family).and_then(|_| recovery::exclusive(family, RETRY)).and_then(|_lock| {
+        retired::make_room(family, || retired::capture(family, generation, &lost, connection))
+            .or_else(|_| retired::keep_log(family, generation, &lost))
+    });
+    if kept.is_ok() {
+        held.captured = true;
+        return;
+    }
+    let transactions = retired::transactions(family, generation);
+    if transactions == Some(0) && !lost.contains(&Member::Main) {
+        return;
+    }
+    shared.options.tell(&Event::Lost { cause: why.to_string(), transactions: transactions.unwrap_or(0) });
+    *shared.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
 }
 
 /// Tries until the handle goes on; false when it is to be closed before that.
@@ -384,6 +438,8 @@ struct Held {
     connection: Option<Committer>,
     record: Record,
     captured: bool,
+    /// Nothing is lost any more when this process ends: what it had is captured, and the main file in its place.
+    safe: bool,
     /// When the handle was cut off.
     fenced_since: Instant,
     /// A flush of the log failed, or was not made before the connection was closed.
@@ -408,6 +464,7 @@ impl Held {
             connection: Some(connection),
             record,
             captured: false,
+            safe: false,
             fenced_since: Instant::now(),
             unflushed: false,
             kept: None,
@@ -418,8 +475,8 @@ impl Held {
     /// Without a record the others would take this process for a stranger. Whoever removed the side directory removed it too.
     fn register_again(&mut self, shared: &Shared) -> Result<()> {
         if self.member.is_gone() {
-            let inspected = secure::inspect(&shared.family, Purpose::Own)?;
-            self.member = members::register(&inspected, &shared.options.role)?;
+            let place = secure::inspect_place(&shared.family)?;
+            self.member = members::register(&place, &shared.options.role)?;
         }
         Ok(())
     }
@@ -433,16 +490,13 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         // Before the lock is taken, which others want: a read that does not end shall keep nobody else waiting.
         close_readers(shared)?;
     }
-    // Whoever removed the log may have removed the side directory too.
-    side::create(&secure::inspect(family, Purpose::Own)?)?;
+    // Whoever removed the files may have removed the side directory too, and the directory above it.
+    side::make_again(family)?;
     let _lock = recovery::exclusive(family, shared.options.patience)?;
     // Not before the lock is held: an opener that finds nobody unfenced on a retired generation goes on.
     held.register_again(shared)?;
     held.member.set_fenced(true)?;
-    let lost: Vec<Member> = match held.record.check() {
-        Err(Error::Retired { members }) => members,
-        _ => Vec::new(),
-    };
+    let lost = held.record.lost();
     if let Some(connection) = &held.connection
         && !held.captured
     {
@@ -450,21 +504,29 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         held.kept = retired::keep(family, held.record.generation())?;
         held.captured = true;
     }
+    if let Some(kept) = held.kept.as_ref().filter(|_| lost.contains(&Member::Main)) {
+        // The main file may have been removed after the log, and the capture too; else this does nothing.
+        retired::capture_kept(family, held.record.generation(), &lost, kept)?;
+    }
     close_readers(shared)?;
     held.unflushed |= held.connection.take().is_some_and(|c| c.owes());
     retired::move_aside(family, held.record.generation(), &lost)?;
-    if lost.contains(&Member::Wal) {
-        retired::move_headless_log(family)?;
+    let considerate = held.fenced_since.elapsed() < CONSIDERATE;
+    if remake::main_file(family, considerate)? {
+        if lost.contains(&Member::Wal) {
+            retired::move_headless_log(family)?;
+        }
+        retired::settle(family)?;
+        held.safe = true;
     }
-    retired::settle(family)?;
-    let opened = opening::reopen(family, &shared.options, held.fenced_since.elapsed() < CONSIDERATE)?;
+    let opened = opening::reopen(family, &shared.options, considerate)?;
     let (before, now) = (held.record.generation(), opened.record.generation());
     if let Some(kept) = &held.kept
         && (before.wal != now.wal || before.main != now.main)
     {
         // More may have been removed than when this process looked, or the capture itself; then it is made once more, and else
         // this does nothing. The new connection stays open: what was merged into its log is in no other place.
-        side::create(&secure::inspect(family, Purpose::Own)?)?;
+        side::make_again(family)?;
         retired::capture_kept(family, before, &before.differences(&now), kept)?;
         retired::settle(family)?;
         opening::merge(family, &shared.options, &opened.connection)?;

@@ -32,8 +32,9 @@ pub enum Error {
     ReadOnly,
     /// The files that this handle uses are no longer what the paths name; the handle refuses reads and writes.
     #[error(
-        "the files of this database were {} under this process; what was not acknowledged may be missing",
-        gone(members)
+        "the files of this database ({}) were removed or replaced under this process; it still has everything that it \
+         acknowledged and is putting it back, and what was not acknowledged may be missing",
+        list(members)
     )]
     Retired {
         /// The members whose paths name something else now, or nothing.
@@ -76,8 +77,8 @@ fn by(holder: &Option<String>) -> String {
     holder.as_ref().map(|h| format!(", held by {h}")).unwrap_or_default()
 }
 
-fn gone(members: &[Member]) -> &'static str {
-    if members.contains(&Member::Main) { "replaced" } else { "unlinked" }
+fn list(members: &[Member]) -> String {
+    members.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// A refusal: what is wrong with the files, and which one.
@@ -178,9 +179,13 @@ impl Error {
         Error::Refused(Box::new(Refusal { reason, path: path.into(), detail: detail.into() }))
     }
 
-    /// A failed system call.
+    /// A failed system call; a full volume or quota is its own error, whatever met it.
     pub fn io(action: &'static str, path: &Path, source: impl Into<std::io::Error>) -> Error {
-        Error::Io { action, path: path.to_owned(), source: source.into() }
+        let source = source.into();
+        match source.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Error::Full,
+            _ => Error::Io { action, path: path.to_owned(), source },
+        }
     }
 
     /// The reason, if this is a refusal.
@@ -255,9 +260,11 @@ impl Error {
         match self {
             Error::Refused(r) => r.reason.hint(),
             Error::Busy { .. } => "Wait for the holder, or give more time with --patience.",
-            Error::Full => "Free space on the volume, then try again; reading still works.",
+            Error::Full => "Free space on the volume, then try again; what was acknowledged is kept.",
             Error::ReadOnly => "Check the permissions of the file and whether the volume is mounted read-only.",
-            Error::Retired { .. } => "Run `statehouse holders`, and find out what removes or replaces the files.",
+            Error::Retired { .. } => {
+                "Leave this process running, it goes on by itself; its log says what keeps it from that. Run `statehouse holders`, and find out what removes or replaces the files."
+            }
             Error::LocksLost => {
                 "Nothing to do: the handle opens the database again. Find out what closes descriptors in this process."
             }
@@ -280,6 +287,10 @@ impl From<rusqlite::Error> for Error {
         match e.sqlite_error_code() {
             Some(C::DatabaseBusy | C::DatabaseLocked) => Error::Busy { waited: Duration::ZERO, holder: None },
             Some(C::DiskFull) => Error::Full,
+            // SQLite's own look at whether its path still leads to the file that it has open.
+            Some(C::ReadOnly) if e.sqlite_extended_error_code() == Some(rusqlite::ffi::SQLITE_READONLY_DBMOVED) => {
+                Error::Retired { members: vec![Member::Main] }
+            }
             Some(C::ReadOnly) => Error::ReadOnly,
             Some(C::DatabaseCorrupt | C::NotADatabase) => Error::Damaged { detail: e.to_string() },
             _ => Error::Sqlite(e),

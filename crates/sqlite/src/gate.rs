@@ -85,11 +85,11 @@ impl Gate {
         matches!(self.lock().phase, Phase::Fenced(_))
     }
 
-    /// Why the handle is fenced, as text.
-    pub(crate) fn cause(&self) -> String {
+    /// Why the handle is fenced, if it is.
+    pub(crate) fn cause(&self) -> Option<Error> {
         match &self.lock().phase {
-            Phase::Fenced(why) => why.to_string(),
-            Phase::Open | Phase::Closed => String::new(),
+            Phase::Fenced(why) => Some(why.again()),
+            Phase::Open | Phase::Closed => None,
         }
     }
 

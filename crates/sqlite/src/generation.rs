@@ -70,6 +70,14 @@ impl Record {
         if self.locked() { Ok(()) } else { Err(Error::LocksLost) }
     }
 
+    /// The members whose paths name something else now, or nothing.
+    pub(crate) fn lost(&self) -> Vec<Member> {
+        match self.check() {
+            Err(Error::Retired { members }) => members,
+            _ => Vec::new(),
+        }
+    }
+
     /// True if this process holds, by the lock core's own account, both locks that keep the generation in place.
     pub fn locked(&self) -> bool {
         let holds = |member, (start, end)| {

@@ -10,8 +10,7 @@ use rusqlite::Connection;
 use crate::connect;
 use crate::database::Shared;
 use crate::error::{Error, Result};
-use crate::secure::{self, Purpose};
-use crate::{members, recovery, side};
+use crate::{members, recovery, secure, side};
 
 /// How often the generation is looked at. A retired one must be noticed within a second.
 const TICK: Duration = Duration::from_millis(250);
@@ -83,8 +82,11 @@ pub(crate) fn run(shared: &Shared) {
             let _ = checkpoint(shared);
         }
         if shared.queue.has_expired() {
-            let holder = shared.who_writes();
-            shared.queue.expire(holder.as_deref());
+            let why = shared.why_waiting();
+            shared.queue.expire(|waited| match &why {
+                Error::Busy { holder, .. } => Error::Busy { waited, holder: holder.clone() },
+                why => why.again(),
+            });
         }
     }
 }
@@ -95,7 +97,7 @@ fn checkpoint(shared: &Shared) -> Result<()> {
     let lock = recovery::try_shared(&shared.family);
     if let Err(Error::Io { .. }) = &lock {
         // Somebody removed the side directory. It must not let the log grow for ever.
-        side::create(&secure::inspect(&shared.family, Purpose::Own)?)?;
+        side::create(&secure::inspect_place(&shared.family)?)?;
     }
     let _lock = lock?;
     shared.gate.check()?;

@@ -26,6 +26,7 @@ mod prepare;
 pub mod process;
 mod readers;
 mod recovery;
+mod remake;
 mod retired;
 pub mod secure;
 pub mod side;

@@ -83,11 +83,17 @@ fn boot_id() -> String {
 /// This process's record. Dropping it removes it.
 #[derive(Debug)]
 pub struct Registration {
+    path: PathBuf,
+    /// Nothing when the volume had no room for it.
+    kept: Option<Kept>,
+    record: Mutex<Record>,
+}
+
+#[derive(Debug)]
+struct Kept {
     directory: OwnedFd,
     name: String,
-    path: PathBuf,
     file: OwnedFd,
-    record: Mutex<Record>,
 }
 
 /// True if the directory of the records is there.
@@ -96,6 +102,9 @@ pub(crate) fn are_recorded(family: &Family) -> bool {
 }
 
 /// Registers this process; removes the records of processes that are gone on the way.
+///
+/// On a full volume it is registered without a record, for reading must work there too. The others take it for a stranger
+/// then, which makes them more careful and never less; [`Registration::is_gone`] tells the caller to try again.
 ///
 /// # Errors
 /// The system's answer, or a refusal when something else stands where the directory must be.
@@ -124,10 +133,16 @@ pub fn register(inspected: &Inspected, role: &str) -> Result<Registration> {
         if attempt > 0 {
             name.push_str(&format!("-{attempt}"));
         }
-        if let Some(file) = create(&directory, &name, &record).map_err(|e| io(e.into()))? {
-            inspected.hand_over(file.as_fd()).map_err(io)?;
-            return Ok(Registration { directory, name, path, file, record: Mutex::new(record) });
-        }
+        let kept = match create(&directory, &name, &record) {
+            Ok(None) => continue,
+            Ok(Some(file)) => {
+                inspected.hand_over(file.as_fd()).map_err(io)?;
+                Some(Kept { directory, name, file })
+            }
+            Err(Errno::NOSPC | Errno::DQUOT) => None,
+            Err(e) => return Err(io(e.into())),
+        };
+        return Ok(Registration { path, kept, record: Mutex::new(record) });
     }
     Err(io(std::io::Error::other("every name is taken")))
 }
@@ -178,9 +193,12 @@ impl Registration {
         self.record.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// True if somebody has removed the record from its directory.
+    /// True if the record is not where others look for it: there was no room for it, or somebody has removed it or a
+    /// directory above it.
     pub fn is_gone(&self) -> bool {
-        rustix::fs::fstat(&self.file).is_ok_and(|s| s.st_nlink == 0)
+        let Some(kept) = &self.kept else { return true };
+        let (here, there) = (rustix::fs::fstat(&kept.file), rustix::fs::lstat(self.path.join(&kept.name)));
+        !matches!((here, there), (Ok(h), Ok(t)) if (h.st_dev, h.st_ino) == (t.st_dev, t.st_ino))
     }
 
     /// Says whether this process is cut off from a retired generation.
@@ -190,15 +208,17 @@ impl Registration {
     pub fn set_fenced(&self, fenced: bool) -> Result<()> {
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         record.fenced = fenced;
-        write(&self.file, &record).map_err(|e| Error::io("write the record in", &self.path, e))
+        let Some(kept) = &self.kept else { return Ok(()) };
+        write(&kept.file, &record).map_err(|e| Error::io("write the record in", &self.path, e))
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
         // A child that was forked off shares the lock; only the process that registered may end the record.
-        if self.record().process.pid == rustix::process::getpid().as_raw_nonzero().get() {
-            let _ = rustix::fs::unlinkat(&self.directory, self.name.as_str(), AtFlags::empty());
+        let own = self.record().process.pid == rustix::process::getpid().as_raw_nonzero().get();
+        if let Some(kept) = self.kept.as_ref().filter(|_| own) {
+            let _ = rustix::fs::unlinkat(&kept.directory, kept.name.as_str(), AtFlags::empty());
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::generation::Record;
 use crate::members::{self, Registration};
 use crate::prepare::{self, Prepared};
 use crate::turnstile::Turnstile;
-use crate::{recovery, retired, side};
+use crate::{recovery, remake, retired, side};
 
 /// How often an open is begun anew because the main file was replaced, or a generation retired, meanwhile.
 const TRIES: usize = 20;
@@ -32,6 +32,9 @@ pub(crate) struct Opened {
 
 /// Opens for a process that has nothing of this database open.
 pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
+    if retired::main_is_missing(family)? {
+        bring_back(family, options)?;
+    }
     for n in 0..TRIES {
         let prepared = match prepare::prepare(family, options.create, options.application_id) {
             // Whoever notices that its log was removed moves such a log aside.
@@ -78,6 +81,17 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
         return Ok(opened);
     }
     Err(Error::refused(Reason::Changed, family.main(), "it was replaced again and again"))
+}
+
+/// Whoever removed the main file may have removed it under processes of ours that are about to put it back, or that did not
+/// live to do so after they had captured it. Without them it is a new home, or the file is missing.
+fn bring_back(family: &Family, options: &Options) -> Result<()> {
+    prepare::wait_for_ours(family)?;
+    if !recovery::was_taken(family) {
+        return Ok(());
+    }
+    let _lock = recovery::exclusive(family, options.patience)?;
+    if remake::main_file(family, false)? { retired::settle(family) } else { Ok(()) }
 }
 
 /// Opens again for a process that holds the exclusive side of the recovery lock and has closed everything. With `considerate`

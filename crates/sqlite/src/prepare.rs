@@ -10,10 +10,13 @@ use crate::generation::PRESENCE_BYTE;
 use crate::headers::{self, Headers};
 use crate::holders::{self, Holder};
 use crate::secure::{self, Inspected, Purpose};
-use crate::{filesystem, ofd, side};
+use crate::{filesystem, members, ofd, side};
 
 /// How long an opener waits for processes of ours that use a retired generation: they notice within a second.
 const NOTICE: Duration = Duration::from_secs(5);
+
+/// How long one that looks like a stranger is waited for where no process of ours is recorded at all.
+const UNKNOWN: Duration = Duration::from_millis(1500);
 
 /// A family that may be opened.
 pub(crate) struct Prepared {
@@ -74,13 +77,15 @@ pub(crate) fn refuse_dangerous_strangers(family: &Family) -> Result<Option<Holde
 /// A refusal that names the process when it did not let go in time.
 pub(crate) fn wait_for_ours(family: &Family) -> Result<()> {
     let begun = Instant::now();
-    while let Some(holder) = refuse_dangerous_strangers(family)? {
-        if begun.elapsed() >= NOTICE {
-            return Err(held_by(family, &holder));
+    loop {
+        match refuse_dangerous_strangers(family) {
+            Ok(None) => return Ok(()),
+            Ok(Some(holder)) if begun.elapsed() >= NOTICE => return Err(held_by(family, &holder)),
+            // Whoever removed our files removed the records as well by which ours are known, until they notice.
+            Err(e) if begun.elapsed() >= UNKNOWN || members::are_recorded(family) => return Err(e),
+            _ => std::thread::sleep(Duration::from_millis(20)),
         }
-        std::thread::sleep(Duration::from_millis(20));
     }
-    Ok(())
 }
 
 fn held_by(family: &Family, holder: &Holder) -> Error {

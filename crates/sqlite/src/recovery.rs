@@ -5,6 +5,7 @@
 //! the moment at which an old log still lies at its path and the moment at which its rows are in the live database.
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
@@ -34,8 +35,17 @@ pub(crate) fn try_shared(family: &Family) -> Result<RecoveryLock> {
     shared(family, Duration::ZERO)
 }
 
+/// True if somebody has taken the lock before, so that the file is there.
+pub(crate) fn was_taken(family: &Family) -> bool {
+    path(family).exists()
+}
+
+fn path(family: &Family) -> PathBuf {
+    family.side_directory().join("recovery.lock")
+}
+
 fn lock(family: &Family, operation: FlockOperation, patience: Duration) -> Result<RecoveryLock> {
-    let path = family.side_directory().join("recovery.lock");
+    let path = path(family);
     let open = || files::open_private(&path).map_err(|e| Error::io("open", &path, e));
     let mut file = open()?;
     let begun = Instant::now();

@@ -17,21 +17,26 @@ use rusqlite::Connection;
 use serde::Serialize;
 
 use crate::error::{Error, Failure, Reason, Result};
-use crate::family::{Family, Generation, Identity, Member};
+use crate::family::{Family, Generation, Identity, Member, Status};
 use crate::image::{self, ImageError};
 use crate::secure::{self, Purpose};
 use crate::wal::{self, ReadAt};
 use crate::{connect, files, headers, locks};
 
-const MERGED: &str = "merged";
-const UNREADABLE: &str = "unreadable";
-const IMAGE: &str = "main.captured";
+pub(crate) const MERGED: &str = "merged";
+pub(crate) const UNREADABLE: &str = "unreadable";
+pub(crate) const IMAGE: &str = "main.captured";
 const LOG: &str = "wal.captured";
 /// In a capture whose main file was left between two commits; says which main file that is.
 const TORN: &str = "torn";
 /// In a capture after which another generation has begun.
-const SUCCEEDED: &str = "succeeded";
+pub(crate) const SUCCEEDED: &str = "succeeded";
 const MANIFEST: &str = "manifest.json";
+
+/// Ends the name of a capture that was made when the main file was gone from its path, too.
+const WHOLE: &str = "-whole";
+/// Is added to the name of such a capture when the one before it has become a main file and is gone as well.
+const AGAIN: &str = "-again";
 
 /// How many captures that were merged are kept as evidence; older ones go when a new one is made.
 const KEPT: usize = 8;
@@ -106,6 +111,64 @@ pub(crate) fn capture(family: &Family, generation: Generation, lost: &[Member], 
     made
 }
 
+/// Runs a capture that found no room a second time after everything was removed that is only kept as evidence.
+pub(crate) fn make_room(family: &Family, capture: impl Fn() -> Result<()>) -> Result<()> {
+    match capture() {
+        Err(Error::Full) => {
+            let parent = directory(family);
+            forget_partial(&parent);
+            let evidence = complete(&parent).into_iter().filter(|p| p.join(MERGED).exists());
+            evidence.for_each(|old| drop(std::fs::remove_dir_all(old)));
+            entries(&parent, |name| name.ends_with(".moved")).iter().for_each(|old| drop(std::fs::remove_file(old)));
+            capture()
+        }
+        done => done,
+    }
+}
+
+/// Keeps the log alone, where there is no room for an image: beside the main file that it belongs to nothing else is needed,
+/// so the next opener puts it back at its path.
+///
+/// # Errors
+/// [`Error::Retired`] when the main file is gone as well; the system's answer.
+pub(crate) fn keep_log(family: &Family, generation: Generation, lost: &[Member]) -> Result<()> {
+    let log = descriptor(family, Member::Wal, generation.wal)?;
+    let Some(log) = log.filter(|_| !lost.contains(&Member::Main)) else {
+        return Err(Error::Retired { members: lost.to_vec() });
+    };
+    let parent = directory(family);
+    private_directory(&parent)?;
+    forget_partial(&parent);
+    let identity = generation.wal.map_or((0, 0), |i| (i.inode, i.born_ns.unwrap_or(0)));
+    let id = format!("{:x}-{:x}-log", identity.0, identity.1);
+    let (partial, place) = (parent.join(format!("{id}.partial.{}", std::process::id())), parent.join(id));
+    if has_successor(&place) {
+        // Another process of ours had the same log and has taken over what is in it.
+        return Ok(());
+    }
+    private_directory(&partial)?;
+    let kept = copy_log(family, &log, &partial)
+        .and_then(|_| write_text(&partial, TORN, &generation.main))
+        .and_then(|()| write_text(&partial, MANIFEST, &serde_json::json!({ "version": 1, "generation": generation })))
+        .and_then(|()| publish(&partial, &place, &parent));
+    if kept.is_err() {
+        let _ = std::fs::remove_dir_all(&partial);
+    }
+    kept
+}
+
+/// How many transactions the log of this generation holds, if that can be read.
+pub(crate) fn transactions(family: &Family, generation: Generation) -> Option<u64> {
+    let log = descriptor(family, Member::Wal, generation.wal).ok()??;
+    let Some(header) = wal::Header::read(&log).ok()? else { return Some(0) };
+    let mut frames = wal::Frames::new(&log, header);
+    let mut count = 0;
+    while let Some(frame) = frames.next().ok()? {
+        count += u64::from(frame.commit != 0);
+    }
+    Some(count)
+}
+
 fn write(family: &Family, generation: Generation, lost: &[Member], main: &File, log: &File) -> Result<()> {
     let identity = generation.wal.unwrap_or(Identity { device: 0, inode: 0, born_ns: None });
     let Some(commit) = wal::last_commit(log).map_err(|e| Error::io("read", &family.path(Member::Wal), e))? else {
@@ -113,14 +176,8 @@ fn write(family: &Family, generation: Generation, lost: &[Member], main: &File, 
             // An empty log: everything is in the main file, which the path still names.
             return Ok(());
         }
-        return write_as(
-            family,
-            generation,
-            lost,
-            main,
-            log,
-            &format!("{:x}-{:x}-empty", identity.inode, identity.born_ns.unwrap_or(0)),
-        );
+        let id = format!("{:x}-{:x}-empty", identity.inode, identity.born_ns.unwrap_or(0));
+        return write_as(family, generation, lost, main, log, id);
     };
     // One name for one state of one log: a second process of ours that had the same generation need not copy it again.
     let id = format!(
@@ -131,20 +188,33 @@ fn write(family: &Family, generation: Generation, lost: &[Member], main: &File, 
         commit.salts[1],
         commit.frames
     );
-    write_as(family, generation, lost, main, log, &id)
+    write_as(family, generation, lost, main, log, id)
 }
 
-fn write_as(family: &Family, generation: Generation, lost: &[Member], main: &File, log: &File, id: &str) -> Result<()> {
+fn write_as(
+    family: &Family,
+    generation: Generation,
+    lost: &[Member],
+    main: &File,
+    log: &File,
+    mut id: String,
+) -> Result<()> {
     let parent = directory(family);
-    let place = parent.join(id);
+    if lost.contains(&Member::Main) {
+        // From one of these the main file can be made again, and not from one that was made while it was in its place.
+        id.push_str(WHOLE);
+        // A main file that was made again from one and removed again must be made of another.
+        let used = |id: &str| parent.join(id).exists() && !parent.join(id).join(IMAGE).exists();
+        while used(&id) && main_is_missing(family)? {
+            id.push_str(AGAIN);
+        }
+    }
+    let place = parent.join(&id);
     if place.exists() {
         return Ok(());
     }
     private_directory(&parent)?;
-    // The recovery lock is held, so whoever began these does not live any more.
-    for abandoned in entries(&parent, |name| name.contains(".partial.")) {
-        let _ = std::fs::remove_dir_all(abandoned);
-    }
+    forget_partial(&parent);
     let partial = parent.join(format!("{id}.partial.{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&partial);
     private_directory(&partial)?;
@@ -158,28 +228,20 @@ fn write_as(family: &Family, generation: Generation, lost: &[Member], main: &Fil
     Ok(())
 }
 
-fn copy(family: &Family, generation: Generation, lost: &[Member], main: &File, log: &File, to: &Path) -> Result<()> {
-    let create = |name: &str| {
-        let path = to.join(name);
-        files::open_private(&path).map_err(|e| Error::io("create", &path, e))
-    };
-    let mut copy = create(LOG)?;
-    let mut buffer = vec![0; 1 << 20];
-    let mut at = 0;
-    loop {
-        let read = log.read_at(&mut buffer, at).map_err(|e| Error::io("read", &family.path(Member::Wal), e))?;
-        if read == 0 {
-            break;
-        }
-        image::Sink::write_at(&mut copy, &buffer[..read], at).map_err(|e| full_or(e, "write", &to.join(LOG)))?;
-        at += read as u64;
+/// The recovery lock is held, so whoever began these does not live any more.
+fn forget_partial(parent: &Path) {
+    for abandoned in entries(parent, |name| name.contains(".partial.")) {
+        let _ = std::fs::remove_dir_all(abandoned);
     }
+}
+
+fn copy(family: &Family, generation: Generation, lost: &[Member], main: &File, log: &File, to: &Path) -> Result<()> {
     // From the copy, not from the log: a ghost may go on writing into that.
-    let mut output = create(IMAGE)?;
-    let made = image::overlay(main, &copy, &mut output);
-    let made = match made {
+    let copy = copy_log(family, log, to)?;
+    let mut output = create(&to.join(IMAGE))?;
+    let made = match image::overlay(main, &copy, &mut output) {
         Ok(image) => image,
-        Err(ImageError::Io(e)) => return Err(full_or(e, "write", &to.join(IMAGE))),
+        Err(ImageError::Io(e)) => return Err(Error::io("write", &to.join(IMAGE), e)),
         Err(e) => return Err(Error::Damaged { detail: e.to_string() }),
     };
     let manifest = Manifest {
@@ -197,16 +259,38 @@ fn copy(family: &Family, generation: Generation, lost: &[Member], main: &File, l
         transactions: made.transactions,
         pages: made.pages,
     };
-    let text = serde_json::to_vec_pretty(&manifest).map_err(|e| Error::io("write", to, std::io::Error::from(e)))?;
-    files::replace(&to.join(MANIFEST), &text).map_err(|e| full_or(e, "write", &to.join(MANIFEST)))?;
-    for file in [&copy, &output] {
-        file.sync_all().map_err(|e| full_or(e, "write", to))?;
-    }
+    write_text(to, MANIFEST, &manifest)?;
+    output.sync_all().map_err(|e| Error::io("write", to, e))?;
     if !lost.contains(&Member::Main) && checkpoint_was_interrupted(family, generation)? && !has_successor(to) {
-        let text = serde_json::to_vec(&generation.main).map_err(|e| Error::io("write", to, std::io::Error::from(e)))?;
-        files::replace(&to.join(TORN), &text).map_err(|e| full_or(e, "write", &to.join(TORN)))?;
+        write_text(to, TORN, &generation.main)?;
     }
     Ok(())
+}
+
+fn create(path: &Path) -> Result<File> {
+    files::open_private(path).map_err(|e| Error::io("create", path, e))
+}
+
+fn copy_log(family: &Family, log: &File, to: &Path) -> Result<File> {
+    let path = to.join(LOG);
+    let mut copy = create(&path)?;
+    let mut buffer = vec![0; 1 << 20];
+    let mut at = 0;
+    loop {
+        let read = log.read_at(&mut buffer, at).map_err(|e| Error::io("read", &family.path(Member::Wal), e))?;
+        if read == 0 {
+            copy.sync_all().map_err(|e| Error::io("write", &path, e))?;
+            return Ok(copy);
+        }
+        image::Sink::write_at(&mut copy, &buffer[..read], at).map_err(|e| Error::io("write", &path, e))?;
+        at += read as u64;
+    }
+}
+
+fn write_text(to: &Path, name: &str, content: &impl Serialize) -> Result<()> {
+    let path = to.join(name);
+    let text = serde_json::to_vec(content).map_err(|e| Error::io("write", &path, std::io::Error::from(e)))?;
+    files::replace(&path, &text).map_err(|e| Error::io("write", &path, e))
 }
 
 /// True if the index of this generation says that a checkpoint was begun and not ended (wal.c, `WalCkptInfo`).
@@ -243,50 +327,84 @@ pub(crate) fn unsettled(family: &Family) -> bool {
 pub(crate) fn settle(family: &Family) -> Result<()> {
     let parent = directory(family);
     let open: Vec<_> = complete(&parent).into_iter().filter(|p| !p.join(SUCCEEDED).exists()).collect();
-    if let Some(torn) = open.iter().rev().find(|p| p.join(TORN).exists()) {
-        put_back(family, torn, &parent)?;
+    if let Some(torn) = open.iter().rev().find(|p| p.join(TORN).exists())
+        && !put_back(family, torn, &parent)?
+        && !torn.join(IMAGE).exists()
+    {
+        // The log alone was kept, and now that another was begun there is nothing that could be merged by itself.
+        mark(torn, UNREADABLE)?;
     }
     for place in open {
-        let path = place.join(SUCCEEDED);
-        files::open_private(&path).and_then(|f| f.sync_all()).map_err(|e| full_or(e, "create", &path))?;
+        mark(&place, SUCCEEDED)?;
     }
     Ok(())
 }
 
-fn put_back(family: &Family, place: &Path, parent: &Path) -> Result<()> {
+/// Writes one of the marks of a capture.
+pub(crate) fn mark(place: &Path, mark: &str) -> Result<()> {
+    let path = place.join(mark);
+    files::open_private(&path).and_then(|f| f.sync_all()).map_err(|e| Error::io("create", &path, e))
+}
+
+/// The newest capture of which a missing main file can be made again. `considerate` leaves out those after whose log
+/// another one was begun.
+pub(crate) fn of_missing_main(family: &Family, considerate: bool) -> Option<PathBuf> {
+    let whole = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().contains(WHOLE));
+    unmerged(family)
+        .into_iter()
+        .filter(|p| whole(p) && !(considerate && has_successor(p)) && !p.join(SUCCEEDED).exists())
+        .max_by_key(|p| captured_at(p))
+}
+
+/// True if the path of the main file names nothing, or an empty file. Something of another kind is not missing: opening
+/// refuses it.
+///
+/// # Errors
+/// The system's answer.
+pub(crate) fn main_is_missing(family: &Family) -> Result<bool> {
+    let status = Status::of(&family.main()).map_err(|e| Error::io("look at", &family.main(), e))?;
+    Ok(status.is_none_or(|s| is_empty(&s)))
+}
+
+/// True for a regular file of zero bytes.
+pub(crate) fn is_empty(status: &Status) -> bool {
+    status.kind() == rustix::fs::FileType::RegularFile && status.size == 0
+}
+
+fn captured_at(place: &Path) -> u64 {
+    let text = files::read_to_string(&place.join(MANIFEST), 1 << 20).unwrap_or_default();
+    let manifest: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    manifest["captured_at_unix_us"].as_u64().unwrap_or(0)
+}
+
+/// True if it was put back; false if something else has begun there.
+fn put_back(family: &Family, place: &Path, parent: &Path) -> Result<bool> {
     let marked = place.join(TORN);
     let text = files::read_to_string(&marked, 4096).map_err(|e| Error::io("read", &marked, e))?;
     let now = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
     let same = serde_json::to_string(&now.main).is_ok_and(|now| now == text);
     if now.main.is_none() || !same || now.wal.is_some() {
         // Another main file, or somebody has begun a log of their own: this log does not belong there any more.
-        return Ok(());
+        return Ok(false);
     }
     let new = parent.join("log.new");
     let log = family.path(Member::Wal);
     let mut from = files::open(&place.join(LOG)).map_err(|e| Error::io("read", &place.join(LOG), e))?;
-    let mut to = files::open_private(&new).map_err(|e| full_or(e, "create", &new))?;
+    let mut to = files::open_private(&new).map_err(|e| Error::io("create", &new, e))?;
     let copied = to.set_len(0).and_then(|()| std::io::copy(&mut from, &mut to)).and_then(|_| to.sync_all());
-    copied.map_err(|e| full_or(e, "write", &new))?;
+    copied.map_err(|e| Error::io("write", &new, e))?;
     let cwd = rustix::fs::CWD;
     match rustix::fs::renameat_with(cwd, &new, cwd, &log, rustix::fs::RenameFlags::NOREPLACE) {
-        Ok(()) => sync_directory(family.directory()),
-        Err(rustix::io::Errno::EXIST) => Ok(()),
-        Err(e) => Err(full_or(e.into(), "put back", &log)),
-    }
-}
-
-fn full_or(e: std::io::Error, action: &'static str, path: &Path) -> Error {
-    match e.kind() {
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Error::Full,
-        _ => Error::io(action, path, e),
+        Ok(()) => sync_directory(family.directory()).map(|()| true),
+        Err(rustix::io::Errno::EXIST) => Ok(false),
+        Err(e) => Err(Error::io("put back", &log, e)),
     }
 }
 
 fn private_directory(path: &Path) -> Result<()> {
     match rustix::fs::mkdir(path, rustix::fs::Mode::RWXU) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
-        Err(e) => Err(full_or(e.into(), "create", path)),
+        Err(e) => Err(Error::io("create", path, e)),
     }
 }
 
@@ -296,7 +414,7 @@ fn publish(partial: &Path, place: &Path, parent: &Path) -> Result<()> {
     sync_directory(parent)
 }
 
-fn sync_directory(path: &Path) -> Result<()> {
+pub(crate) fn sync_directory(path: &Path) -> Result<()> {
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
     rustix::fs::open(path, flags, rustix::fs::Mode::empty())
         .and_then(rustix::fs::fsync)
@@ -347,7 +465,8 @@ pub(crate) fn pending(family: &Family) -> bool {
 }
 
 fn unmerged(family: &Family) -> Vec<PathBuf> {
-    let open = |p: &PathBuf| !p.join(MERGED).exists() && !p.join(UNREADABLE).exists();
+    // One whose image is gone without a mark has become a main file, and whoever made it so did not live to mark it.
+    let open = |p: &PathBuf| p.join(IMAGE).exists() && !p.join(MERGED).exists() && !p.join(UNREADABLE).exists();
     complete(&directory(family)).into_iter().filter(open).collect()
 }
 
@@ -370,8 +489,7 @@ pub(crate) fn merge(
             Err(Error::Damaged { .. }) => UNREADABLE,
             Err(e) => return Err(e),
         };
-        let path = place.join(mark);
-        files::open_private(&path).and_then(|f| f.sync_all()).map_err(|e| full_or(e, "create", &path))?;
+        self::mark(&place, mark)?;
         if mark == MERGED {
             // Every row of it is in the live database now; the log itself stays as evidence.
             let _ = std::fs::remove_file(place.join(IMAGE));
@@ -385,17 +503,20 @@ fn one(
     live: &Connection,
     merge: &dyn Fn(&Connection, &Connection) -> Result<u64, Failure>,
 ) -> Result<u64> {
-    let image = connect::immutable(path)?;
-    let verdict: String = image.query_row("PRAGMA quick_check(1)", [], |r| r.get(0))?;
-    if verdict != "ok" {
-        return Err(Error::Damaged { detail: verdict });
-    }
+    let image = sound(path)?;
     live.execute_batch("BEGIN IMMEDIATE")?;
     let done = merge(live, &image).map_err(Error::from).and_then(|n| Ok(live.execute_batch("COMMIT").map(|()| n)?));
     if done.is_err() && !live.is_autocommit() {
         let _ = live.execute_batch("ROLLBACK");
     }
     done
+}
+
+/// Opens an image that SQLite finds whole.
+pub(crate) fn sound(image: &Path) -> Result<Connection> {
+    let image = connect::immutable(image)?;
+    let verdict: String = image.query_row("PRAGMA quick_check(1)", [], |r| r.get(0))?;
+    if verdict == "ok" { Ok(image) } else { Err(Error::Damaged { detail: verdict }) }
 }
 
 /// Takes a log away from its path that SQLite would not read: a stranger who found the old index, but not the log that
@@ -409,7 +530,7 @@ pub(crate) fn move_headless_log(family: &Family) -> Result<()> {
     }
 }
 
-fn move_member(family: &Family, member: Member, inode: u64) -> Result<()> {
+pub(crate) fn move_member(family: &Family, member: Member, inode: u64) -> Result<()> {
     let parent = directory(family);
     private_directory(&parent)?;
     let to = parent.join(format!("{member}-{inode:x}.moved"));

@@ -139,6 +139,20 @@ pub fn inspect(family: &Family, purpose: Purpose) -> Result<Inspected> {
     Ok(inspected)
 }
 
+/// Checks the directory and the side directory, and none of the members: for a process of ours that holds files which their
+/// paths do not name any more, and must put somewhere what only these hold, whatever stands at the paths by now.
+///
+/// # Errors
+/// As [`inspect`].
+pub fn inspect_place(family: &Family) -> Result<Inspected> {
+    let directory = open_directory(family)?;
+    let purpose = Purpose::Own;
+    let created_before = check_side(family, purpose, rustix::process::geteuid().as_raw(), &directory)?;
+    let inspected = Inspected { family: family.clone(), purpose, directory, members: Vec::new(), created_before };
+    check_directory_access(&inspected)?;
+    Ok(inspected)
+}
+
 fn open_directory(family: &Family) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(CWD, family.directory(), flags, Mode::empty())

@@ -5,13 +5,15 @@
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::error::{Error, Reason, Result};
-use crate::secure::Inspected;
+use crate::family::Family;
+use crate::secure::{self, Inspected};
 
 /// The name of the marker that says that a database was created here, so that its absence is never taken for a new home.
 pub const CREATED: &str = "created";
@@ -27,6 +29,23 @@ pub fn create(inspected: &Inspected) -> Result<OwnedFd> {
     let path = inspected.family().side_directory();
     let name = path.file_name().unwrap_or(OsStr::new(""));
     subdirectory(inspected, inspected.directory(), name, &path)
+}
+
+/// The side directory of a database that this process has open, made again with everything above it that somebody has
+/// removed. It says from the first moment on that a database was here, so that nobody takes the place for a new home.
+///
+/// # Errors
+/// As [`create`]; the system's answer when the database's own directory cannot be made again.
+pub(crate) fn make_again(family: &Family) -> Result<Inspected> {
+    let directory = family.directory();
+    let make = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    make.map_err(|e| Error::io("make again the directory", directory, e))?;
+    let place = secure::inspect_place(family)?;
+    create(&place)?;
+    if !place.created_before() {
+        mark_created(&place)?;
+    }
+    Ok(place)
 }
 
 /// A private directory inside `parent`, created if it is not there. `path` is what an error names.

@@ -25,17 +25,23 @@ impl<T> Shared<T> {
     }
 }
 
+/// Says why an answer has not come yet.
+type Why = Box<dyn Fn() -> Error + Send + Sync>;
+
 /// A promised answer. Dropping it does not withdraw the request.
-pub struct Ticket<T>(Arc<Shared<T>>);
+pub struct Ticket<T> {
+    shared: Arc<Shared<T>>,
+    why: Why,
+}
 
 /// The side that answers. Dropped without an answer, the ticket reads [`Error::Closed`].
 pub(crate) struct Answer<T>(Option<Arc<Shared<T>>>);
 
-/// A ticket and its answering side.
-pub(crate) fn ticket<T>() -> (Ticket<T>, Answer<T>) {
+/// A ticket and its answering side. `why` is asked when the one who waits gives up; the time of a busy error is filled in.
+pub(crate) fn ticket<T>(why: impl Fn() -> Error + Send + Sync + 'static) -> (Ticket<T>, Answer<T>) {
     let slot = Slot { answer: None, waker: None, abandoned: false };
     let shared = Arc::new(Shared { slot: Mutex::new(slot), ready: Condvar::new() });
-    (Ticket(shared.clone()), Answer(Some(shared)))
+    (Ticket { shared: shared.clone(), why: Box::new(why) }, Answer(Some(shared)))
 }
 
 impl<T> Answer<T> {
@@ -77,12 +83,12 @@ impl<T> Ticket<T> {
     /// # Errors
     /// The answer's own error.
     pub fn wait(self) -> Result<T> {
-        let mut slot = self.0.lock();
+        let mut slot = self.shared.lock();
         loop {
             if let Some(answer) = slot.answer.take() {
                 return answer;
             }
-            slot = self.0.ready.wait(slot).unwrap_or_else(PoisonError::into_inner);
+            slot = self.shared.ready.wait(slot).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -90,19 +96,24 @@ impl<T> Ticket<T> {
     /// not run; one whose transaction had begun may still be kept.
     ///
     /// # Errors
-    /// The answer's own error, or [`Error::Busy`].
+    /// The answer's own error, or why there is none yet: [`Error::Busy`], or [`Error::Retired`] when the files were removed
+    /// or replaced.
     pub fn wait_for(self, patience: Duration) -> Result<T> {
         let begun = Instant::now();
-        let mut slot = self.0.lock();
+        let mut slot = self.shared.lock();
         loop {
             if let Some(answer) = slot.answer.take() {
                 return answer;
             }
             let Some(left) = patience.checked_sub(begun.elapsed()) else {
                 slot.abandoned = true;
-                return Err(Error::Busy { waited: begun.elapsed(), holder: None });
+                drop(slot);
+                return Err(match (self.why)() {
+                    Error::Busy { holder, .. } => Error::Busy { waited: begun.elapsed(), holder },
+                    why => why,
+                });
             };
-            slot = self.0.ready.wait_timeout(slot, left).unwrap_or_else(PoisonError::into_inner).0;
+            slot = self.shared.ready.wait_timeout(slot, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -111,7 +122,7 @@ impl<T> Future for Ticket<T> {
     type Output = Result<T>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut slot = self.0.lock();
+        let mut slot = self.shared.lock();
         match slot.answer.take() {
             Some(answer) => Poll::Ready(answer),
             None => {

@@ -191,14 +191,15 @@ impl Queue {
         self.lock().waiting.iter().any(Queued::expired)
     }
 
-    /// Answers those that have waited beyond their patience, naming who is in the way.
-    pub(crate) fn expire(&self, holder: Option<&str>) {
+    /// Answers those that have waited beyond their patience with what `why` says of so long a wait.
+    pub(crate) fn expire(&self, why: impl Fn(Duration) -> Error) {
         let mut state = self.lock();
         let (gone, kept): (Vec<_>, Vec<_>) = state.waiting.drain(..).partition(Queued::expired);
         state.waiting = kept.into();
         drop(state);
         for queued in gone {
-            queued.give_up(holder.map(str::to_owned));
+            let waited = queued.since.elapsed();
+            queued.request.answer(Err(why(waited)));
         }
     }
 

@@ -10,6 +10,7 @@
 mod anchor;
 mod corners;
 mod generations;
+mod gone;
 mod holder;
 mod holders;
 mod image;

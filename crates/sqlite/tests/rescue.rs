@@ -177,7 +177,7 @@ fn closing_ends_though_a_read_does_not() {
     let closer = database.clone();
     database
         .read(|_| {
-            closer.close();
+            let _ = closer.close();
             Ok(())
         })
         .unwrap();

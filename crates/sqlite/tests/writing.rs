@@ -146,7 +146,7 @@ fn closing_answers_everything_and_leaves_nothing_open() {
     let path = directory.join("s.db");
     let database = open(&path, LONG);
     let tickets: Vec<_> = (0..500).map(|_| database.submit(insert(10))).collect();
-    database.close();
+    database.close().unwrap();
     for ticket in tickets {
         ticket.wait().unwrap();
     }
@@ -182,7 +182,7 @@ fn a_process_that_is_stopped_while_it_has_the_turn_is_named_and_keeps_nobody_for
     let Error::Busy { holder: Some(named), .. } = &error else { panic!("{error}") };
     assert!(named.contains(&holder.pid().to_string()), "{named}");
     let begun = std::time::Instant::now();
-    database.close();
+    database.close().unwrap();
     eprintln!("closed after {:?}", begun.elapsed());
     drop(holder);
     assert_eq!(count(&open(&path, LONG)), 0, "what was given up was not kept");

@@ -47,6 +47,10 @@ fn log(event: &Event) {
         Event::Fenced { cause } => tracing::warn!("the store's files are no longer what the paths name: {cause}"),
         Event::Merged { rows } => tracing::info!("{rows} rows that only the retired files had were taken over"),
         Event::Reopened => tracing::info!("the store is open again"),
+        Event::Lost { cause, transactions } => tracing::error!(
+            "the store was closed while only this process still had its removed files, and they could not be kept: \
+             {transactions} transactions may be lost: {cause}"
+        ),
         Event::NotReopened { cause } => tracing::warn!("the store cannot be opened again yet: {cause}"),
     }
 }

@@ -324,6 +324,7 @@ impl Store for SqliteStore {
     }
 
     fn close(&self) {
-        self.database.close();
+        // What could not be kept was told to the observer.
+        let _ = self.database.close();
     }
 }

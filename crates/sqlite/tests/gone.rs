@@ -1,0 +1,285 @@
+//! The whole database is removed under processes that have it open: they have it still, and put it back.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use statehouse_sqlite::{Database, Error, Options};
+use statehouse_testkit::home::TestDir;
+use statehouse_testkit::kernel::Standing;
+use statehouse_testkit::wait::until;
+
+use crate::holder::Holder;
+use crate::support::with;
+
+const SOON: Duration = Duration::from_secs(20);
+const FILES: [&str; 3] = ["", "-wal", "-shm"];
+
+/// A store in a directory of its own, which is not the one that the test owns.
+fn fresh() -> (TestDir, PathBuf) {
+    let directory = TestDir::new();
+    let home = directory.join("home");
+    std::fs::create_dir(&home).unwrap();
+    (directory, home.join("s.db"))
+}
+
+fn put_range(holder: &mut Holder, name: &str, range: std::ops::Range<u32>) -> Vec<String> {
+    let keys: Vec<String> = range.map(|n| format!("{name}{n:03}")).collect();
+    for key in &keys {
+        let answer = holder.order(&format!("put {key}"));
+        assert!(answer.is_ok(), "put {key}: {answer:?}\n{}", holder.events());
+    }
+    keys
+}
+
+fn remove(path: &Path, suffixes: &[&str]) {
+    for suffix in suffixes {
+        std::fs::remove_file(with(path, suffix)).unwrap();
+    }
+}
+
+/// What a process sees that opens the path now and knows nothing of Statehouse.
+fn assert_all_kept(path: &Path, mut acknowledged: Vec<String>) {
+    let mut reader = Holder::start();
+    reader.ok(&format!("connect r rw {}", path.display()));
+    let keys = reader.ok("sql r SELECT coalesce(group_concat(key, ','), '') FROM (SELECT key FROM k ORDER BY key)");
+    assert_eq!(reader.ok("sql r PRAGMA integrity_check"), "ok");
+    assert_eq!(reader.ok("sql r PRAGMA journal_mode"), "wal");
+    acknowledged.sort();
+    assert_eq!(
+        keys.split(',').collect::<Vec<_>>(),
+        acknowledged,
+        "each acknowledged key exactly once, and nothing else"
+    );
+}
+
+fn private(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+/// Three processes have the store open, something is taken away, and all go on.
+fn taken_away(take: impl FnOnce(&Path)) {
+    let (_directory, path) = fresh();
+    let mut holders: Vec<Holder> = (0..3).map(|_| Holder::with_store(&path)).collect();
+    let mut keys = Vec::new();
+    for (n, holder) in holders.iter_mut().enumerate() {
+        keys.extend(put_range(holder, &format!("before{n}-"), 0..10));
+    }
+    take(&path);
+    for (n, holder) in holders.iter_mut().enumerate() {
+        keys.extend(put_range(holder, &format!("after{n}-"), 0..10));
+    }
+    for holder in &mut holders {
+        assert_eq!(holder.ok("count"), "60", "{}", holder.events());
+        assert!(Standing::of(holder.pid(), &path).whole(), "{}", holder.events());
+    }
+    private(&path);
+    drop(holders);
+    assert_all_kept(&path, keys);
+}
+
+#[test]
+fn removing_all_three_files_loses_nothing() {
+    taken_away(|path| remove(path, &FILES));
+}
+
+#[test]
+fn removing_the_main_file_alone_loses_nothing() {
+    taken_away(|path| remove(path, &[""]));
+}
+
+#[test]
+fn removing_main_file_and_log_loses_nothing() {
+    taken_away(|path| remove(path, &["", "-wal"]));
+}
+
+#[test]
+fn removing_everything_beside_the_store_as_well_loses_nothing() {
+    taken_away(|path| {
+        remove(path, &FILES);
+        std::fs::remove_dir_all(with(path, ".statehouse")).unwrap();
+    });
+}
+
+#[test]
+fn removing_the_directory_of_the_store_loses_nothing() {
+    taken_away(|path| std::fs::remove_dir_all(path.parent().unwrap()).unwrap());
+}
+
+#[test]
+fn moving_the_directory_of_the_store_away_loses_nothing() {
+    taken_away(|path| {
+        let home = path.parent().unwrap();
+        std::fs::rename(home, home.with_file_name("elsewhere")).unwrap();
+    });
+}
+
+#[test]
+fn an_empty_file_in_the_place_of_the_removed_one_is_not_taken_for_a_store() {
+    taken_away(|path| {
+        remove(path, &FILES);
+        std::fs::write(path, "").unwrap();
+    });
+}
+
+#[test]
+fn a_removed_store_comes_back_within_a_second_though_nobody_asks_for_it() {
+    let (_directory, path) = fresh();
+    let mut holder = Holder::with_store(&path);
+    let keys = put_range(&mut holder, "k", 0..20);
+    remove(&path, &FILES);
+    let removed = Instant::now();
+    until("the handle goes on", SOON, || holder.events().lines().any(|l| l == "Reopened"));
+    eprintln!("back after {:?}", removed.elapsed());
+    assert!(Standing::of(holder.pid(), &path).whole(), "{}", holder.events());
+    assert!(!holder.events().contains("Merged"), "the image is the store itself: {}", holder.events());
+    drop(holder);
+    assert_all_kept(&path, keys);
+}
+
+#[test]
+fn a_store_that_is_removed_again_and_again_under_three_writers() {
+    let (directory, path) = fresh();
+    let mut holders: Vec<Holder> = (0..3).map(|_| Holder::with_store(&path)).collect();
+    let seconds = 8;
+    for (n, holder) in holders.iter_mut().enumerate() {
+        holder.send(&format!("tight {seconds} {}", directory.join(format!("log{n}")).display()));
+    }
+    let end = Instant::now() + Duration::from_secs(seconds - 3);
+    let mut rounds = 0;
+    while Instant::now() < end {
+        let before = std::fs::metadata(&path).map(|m| std::os::unix::fs::MetadataExt::ino(&m)).ok();
+        for suffix in FILES {
+            let _ = std::fs::remove_file(with(&path, suffix));
+        }
+        rounds += 1;
+        until("the store is back and everybody uses it", SOON, || {
+            let now = std::fs::metadata(&path).map(|m| std::os::unix::fs::MetadataExt::ino(&m)).ok();
+            now.is_some() && now != before && holders.iter().all(|h| Standing::of(h.pid(), &path).whole())
+        });
+    }
+    let mut expected = 0;
+    for holder in &mut holders {
+        expected += holder.answer().unwrap().parse::<usize>().unwrap();
+    }
+    let events: Vec<String> = holders.iter().map(Holder::events).collect();
+    drop(holders);
+    let mut reader = Holder::start();
+    reader.ok(&format!("connect r rw {}", path.display()));
+    assert_eq!(reader.ok("sql r PRAGMA integrity_check"), "ok");
+    assert_eq!(reader.ok("sql r SELECT count(*) FROM k"), expected.to_string(), "{rounds} removals: {events:#?}");
+    assert_eq!(reader.ok("sql r SELECT count(*) = count(DISTINCT key) FROM k"), "1");
+    assert!(rounds > 1);
+}
+
+#[test]
+fn one_that_is_killed_after_the_store_was_removed_takes_nothing_along() {
+    let (_directory, path) = fresh();
+    let mut stays = Holder::with_store(&path);
+    let mut killed = Holder::with_store(&path);
+    let mut keys = put_range(&mut stays, "a", 0..10);
+    keys.extend(put_range(&mut killed, "b", 0..10));
+    remove(&path, &FILES);
+    killed.kill();
+    keys.extend(put_range(&mut stays, "c", 0..10));
+    assert_eq!(stays.ok("count"), "30");
+    drop(stays);
+    assert_all_kept(&path, keys);
+}
+
+#[test]
+fn a_handle_that_is_closed_right_after_everything_was_removed_leaves_the_store_behind() {
+    for suffixes in [&FILES[..], &[""]] {
+        let (_directory, path) = fresh();
+        let mut holder = Holder::with_store(&path);
+        let keys = put_range(&mut holder, "k", 0..10);
+        remove(&path, suffixes);
+        holder.ok("leave");
+        drop(holder);
+        assert!(path.exists());
+        assert_all_kept(&path, keys);
+    }
+}
+
+#[test]
+fn a_capture_whose_process_was_killed_before_it_put_the_store_back_is_put_back_by_the_next() {
+    let (_directory, path) = fresh();
+    let mut holder = Holder::with_store(&path);
+    let keys = put_range(&mut holder, "k", 0..10);
+    // A directory in the place of the store keeps the process from putting it back; the capture is made all the same.
+    remove(&path, &FILES);
+    std::fs::create_dir(&path).unwrap();
+    until("the handle cannot go on", SOON, || holder.events().contains("NotReopened"));
+    holder.kill();
+    drop(holder);
+    std::fs::remove_dir(&path).unwrap();
+    let mut next = Holder::with_store(&path);
+    assert_eq!(next.ok("count"), "10");
+    drop(next);
+    assert_all_kept(&path, keys);
+}
+
+#[test]
+fn a_newcomer_waits_until_the_removed_store_is_back() {
+    for beside in [false, true] {
+        let (_directory, path) = fresh();
+        let mut holder = Holder::with_store(&path);
+        let mut keys = put_range(&mut holder, "old", 0..10);
+        remove(&path, &FILES);
+        if beside {
+            std::fs::remove_dir_all(with(&path, ".statehouse")).unwrap();
+        }
+        let mut newcomer = Holder::with_store(&path);
+        assert_eq!(newcomer.ok("count"), "10", "it must not begin on an empty store");
+        keys.extend(put_range(&mut newcomer, "new", 0..3));
+        assert_eq!(holder.ok("count"), "13");
+        drop((holder, newcomer));
+        assert_all_kept(&path, keys);
+    }
+}
+
+#[test]
+fn a_database_that_was_put_in_the_place_of_the_removed_one_takes_its_rows_over() {
+    let (directory, path) = fresh();
+    let other = directory.join("other.db");
+    let mut elsewhere = Holder::with_store(&other);
+    let mut keys = put_range(&mut elsewhere, "other", 0..5);
+    elsewhere.ok("leave");
+    drop(elsewhere);
+    let mut holder = Holder::with_store(&path);
+    keys.extend(put_range(&mut holder, "mine", 0..10));
+    remove(&path, &FILES);
+    for suffix in FILES {
+        std::fs::rename(with(&other, suffix), with(&path, suffix)).unwrap();
+    }
+    keys.extend(put_range(&mut holder, "later", 0..5));
+    assert_eq!(holder.ok("count"), "20");
+    drop(holder);
+    assert_all_kept(&path, keys);
+}
+
+#[test]
+fn a_writer_that_waits_is_told_that_the_files_are_gone_and_not_that_somebody_holds_them() {
+    let (_directory, path) = fresh();
+    let options = Options { create: true, patience: Duration::from_millis(400), ..Options::default() };
+    let database = Database::open(&path, options).unwrap();
+    database.write(|c| Ok(c.execute_batch("CREATE TABLE t(x); INSERT INTO t VALUES(1)")?)).unwrap();
+    // A directory in the place of the store keeps this process from putting it back.
+    remove(&path, &FILES);
+    std::fs::create_dir(&path).unwrap();
+    let insert = || database.submit(|c| Ok(c.execute("INSERT INTO t VALUES(2)", [])?));
+    for error in [
+        database.write(|c| Ok(c.execute("INSERT INTO t VALUES(2)", [])?)).unwrap_err(),
+        insert().wait_for(Duration::from_millis(100)).unwrap_err(),
+        database.read(|c| Ok(c.query_row("SELECT 1", [], |_| Ok(()))?)).unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::Retired { .. }), "{error}");
+        assert_eq!(error.code(), "retired");
+        assert!(error.to_string().contains("still has everything that it acknowledged"), "{error}");
+    }
+    std::fs::remove_dir(&path).unwrap();
+    until("the handle goes on", SOON, || !database.fenced());
+    let first = database.read(|c| Ok(c.query_row("SELECT min(x) FROM t", [], |r| r.get::<_, i64>(0))?)).unwrap();
+    assert_eq!(first, 1);
+    database.close().unwrap();
+}
