@@ -496,6 +496,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     // Not before the lock is held: an opener that finds nobody unfenced on a retired generation goes on.
     held.register_again(shared)?;
     held.member.set_fenced(true)?;
+    let considerate = held.fenced_since.elapsed() < CONSIDERATE;
     let lost = held.record.lost();
     if let Some(connection) = &held.connection
         && !held.captured
@@ -506,12 +507,11 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     }
     if let Some(kept) = held.kept.as_ref().filter(|_| lost.contains(&Member::Main)) {
         // The main file may have been removed after the log, and the capture too; else this does nothing.
-        retired::capture_kept(family, held.record.generation(), &lost, kept)?;
+        retired::capture_kept(family, held.record.generation(), &lost, kept, !considerate)?;
     }
     close_readers(shared)?;
     held.unflushed |= held.connection.take().is_some_and(|c| c.owes());
     retired::move_aside(family, held.record.generation(), &lost)?;
-    let considerate = held.fenced_since.elapsed() < CONSIDERATE;
     if remake::main_file(family, considerate)? {
         if lost.contains(&Member::Wal) {
             retired::move_headless_log(family)?;
@@ -527,7 +527,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         // More may have been removed than when this process looked, or the capture itself; then it is made once more, and else
         // this does nothing. The new connection stays open: what was merged into its log is in no other place.
         side::make_again(family)?;
-        retired::capture_kept(family, before, &before.differences(&now), kept)?;
+        retired::capture_kept(family, before, &before.differences(&now), kept, false)?;
         retired::settle(family)?;
         opening::merge(family, &shared.options, &opened.connection)?;
     }

@@ -84,9 +84,16 @@ pub(crate) fn keep(family: &Family, generation: Generation) -> Result<Option<Kep
     Ok(main.zip(log).map(|(main, log)| Kept { main, log }))
 }
 
-/// As [`capture`], from what was kept.
-pub(crate) fn capture_kept(family: &Family, generation: Generation, lost: &[Member], kept: &Kept) -> Result<()> {
-    write(family, generation, lost, &kept.main, &kept.log)
+/// As [`capture`], from what was kept. With `late`, and the main file missing, also if another generation has begun after
+/// this one: whoever has that one had the time to say so.
+pub(crate) fn capture_kept(
+    family: &Family,
+    generation: Generation,
+    lost: &[Member],
+    kept: &Kept,
+    late: bool,
+) -> Result<()> {
+    write(&Source { family, generation, lost, main: &kept.main, log: &kept.log }, late)
 }
 
 /// Captures what this process had open when its generation was retired. `reader` must be a connection of that generation;
@@ -104,7 +111,7 @@ pub(crate) fn capture(family: &Family, generation: Generation, lost: &[Member], 
     };
     // A connection that cannot even begin to read is no reason to leave the bytes behind.
     let pinned = reader.execute_batch("BEGIN; SELECT count(*) FROM sqlite_schema;").is_ok();
-    let made = write(family, generation, lost, &main, &log);
+    let made = write(&Source { family, generation, lost, main: &main, log: &log }, false);
     if pinned {
         let _ = reader.execute_batch("ROLLBACK");
     }
@@ -169,7 +176,17 @@ pub(crate) fn transactions(family: &Family, generation: Generation) -> Option<u6
     Some(count)
 }
 
-fn write(family: &Family, generation: Generation, lost: &[Member], main: &File, log: &File) -> Result<()> {
+/// What a capture is made of.
+struct Source<'a> {
+    family: &'a Family,
+    generation: Generation,
+    lost: &'a [Member],
+    main: &'a File,
+    log: &'a File,
+}
+
+fn write(source: &Source<'_>, late: bool) -> Result<()> {
+    let Source { family, generation, lost, log, .. } = *source;
     let identity = generation.wal.unwrap_or(Identity { device: 0, inode: 0, born_ns: None });
     let Some(commit) = wal::last_commit(log).map_err(|e| Error::io("read", &family.path(Member::Wal), e))? else {
         if !lost.contains(&Member::Main) {
@@ -177,7 +194,7 @@ fn write(family: &Family, generation: Generation, lost: &[Member], main: &File, 
             return Ok(());
         }
         let id = format!("{:x}-{:x}-empty", identity.inode, identity.born_ns.unwrap_or(0));
-        return write_as(family, generation, lost, main, log, id);
+        return write_as(source, &id, late);
     };
     // One name for one state of one log: a second process of ours that had the same generation need not copy it again.
     let id = format!(
@@ -188,37 +205,31 @@ fn write(family: &Family, generation: Generation, lost: &[Member], main: &File, 
         commit.salts[1],
         commit.frames
     );
-    write_as(family, generation, lost, main, log, id)
+    write_as(source, &id, late)
 }
 
-fn write_as(
-    family: &Family,
-    generation: Generation,
-    lost: &[Member],
-    main: &File,
-    log: &File,
-    mut id: String,
-) -> Result<()> {
-    let parent = directory(family);
-    if lost.contains(&Member::Main) {
-        // From one of these the main file can be made again, and not from one that was made while it was in its place.
-        id.push_str(WHOLE);
-        // A main file that was made again from one and removed again must be made of another.
-        let used = |id: &str| parent.join(id).exists() && !parent.join(id).join(IMAGE).exists();
-        while used(&id) && main_is_missing(family)? {
-            id.push_str(AGAIN);
-        }
+fn write_as(source: &Source<'_>, id: &str, late: bool) -> Result<()> {
+    let parent = directory(source.family);
+    let main_lost = source.lost.contains(&Member::Main);
+    let missing = main_lost && main_is_missing(source.family)?;
+    let (plain, mut whole) = (parent.join(id), parent.join(format!("{id}{WHOLE}")));
+    // One that has become a main file which is gone as well cannot become another.
+    while missing && whole.exists() && !whole.join(IMAGE).exists() {
+        whole.as_mut_os_string().push(AGAIN);
     }
-    let place = parent.join(&id);
-    if place.exists() {
+    // One that was made while the main file was in its place does not stand for that. And whoever went on from this log has
+    // more than this process.
+    if whole.exists() || plain.exists() && !missing || missing && !late && has_successor(&whole) {
         return Ok(());
     }
+    let place = if main_lost { whole } else { plain };
     private_directory(&parent)?;
     forget_partial(&parent);
-    let partial = parent.join(format!("{id}.partial.{}", std::process::id()));
+    let mut partial = place.clone();
+    partial.as_mut_os_string().push(format!(".partial.{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&partial);
     private_directory(&partial)?;
-    let copied = copy(family, generation, lost, main, log, &partial);
+    let copied = copy(source, &partial);
     if let Err(e) = copied.and_then(|()| publish(&partial, &place, &parent)) {
         let _ = std::fs::remove_dir_all(&partial);
         return Err(e);
@@ -235,7 +246,8 @@ fn forget_partial(parent: &Path) {
     }
 }
 
-fn copy(family: &Family, generation: Generation, lost: &[Member], main: &File, log: &File, to: &Path) -> Result<()> {
+fn copy(source: &Source<'_>, to: &Path) -> Result<()> {
+    let Source { family, generation, lost, main, log } = *source;
     // From the copy, not from the log: a ghost may go on writing into that.
     let copy = copy_log(family, log, to)?;
     let mut output = create(&to.join(IMAGE))?;

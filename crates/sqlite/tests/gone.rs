@@ -9,7 +9,7 @@ use statehouse_testkit::kernel::Standing;
 use statehouse_testkit::wait::until;
 
 use crate::holder::Holder;
-use crate::support::with;
+use crate::support::{Volume, with};
 
 const SOON: Duration = Duration::from_secs(20);
 const FILES: [&str; 3] = ["", "-wal", "-shm"];
@@ -282,4 +282,81 @@ fn a_writer_that_waits_is_told_that_the_files_are_gone_and_not_that_somebody_hol
     let first = database.read(|c| Ok(c.query_row("SELECT min(x) FROM t", [], |r| r.get::<_, i64>(0))?)).unwrap();
     assert_eq!(first, 1);
     database.close().unwrap();
+}
+
+#[test]
+fn a_full_volume_keeps_nobody_from_opening_and_reading() {
+    for held in [true, false] {
+        let Some(volume) = Volume::new(2048) else { return };
+        let path = volume.join("s.db");
+        let mut first = Holder::with_store(&path);
+        put_range(&mut first, "k", 0..5);
+        if !held {
+            first.ok("leave");
+        }
+        volume.fill(0);
+        let mut reader = Holder::with_store(&path);
+        assert_eq!(reader.ok("count"), "5", "held: {held}");
+        let refused = reader.order(&format!("put {}", "x".repeat(100_000))).unwrap_err();
+        assert!(refused.starts_with("disk_full "), "{refused}");
+        assert_eq!(reader.ok("count"), "5");
+        volume.clear();
+        reader.ok("put later");
+        assert_eq!(reader.ok("count"), "6");
+    }
+}
+
+#[test]
+fn a_handle_that_is_closed_on_a_full_volume_says_that_the_removed_log_is_lost() {
+    let Some(volume) = Volume::new(2048) else { return };
+    let path = volume.join("s.db");
+    let mut holder = Holder::with_store(&path);
+    put_range(&mut holder, "k", 0..5);
+    remove(&path, &["-wal", "-shm"]);
+    volume.fill(0);
+    let told = holder.order("leave").unwrap_err();
+    assert!(told.starts_with("disk_full "), "{told}");
+    let events = holder.events();
+    assert!(events.contains("Lost {") && events.contains("transactions: 6"), "{events}");
+}
+
+#[test]
+fn a_log_that_fits_is_kept_though_an_image_does_not() {
+    let Some(volume) = Volume::new(8192) else { return };
+    let path = volume.join("s.db");
+    let mut holder = Holder::with_store(&path);
+    let mut keys: Vec<String> = (0..20).map(|n| format!("{n:02}{}", "x".repeat(100_000))).collect();
+    keys.iter().for_each(|key| drop(holder.ok(&format!("put {key}"))));
+    let mut copier = Holder::start();
+    copier.ok(&format!("connect c rw {}", path.display()));
+    copier.ok("sql c PRAGMA wal_checkpoint(TRUNCATE)");
+    copier.ok("close c");
+    keys.extend(put_range(&mut holder, "k", 0..5));
+    remove(&path, &["-wal", "-shm"]);
+    volume.fill(512 << 10);
+    holder.ok("leave");
+    assert!(!holder.events().contains("Lost"), "{}", holder.events());
+    drop(holder);
+    let mut next = Holder::with_store(&path);
+    assert_eq!(next.ok("count"), "25");
+    drop(next);
+    volume.clear();
+    assert_all_kept(&path, keys);
+}
+
+#[test]
+fn a_removed_store_on_a_full_volume_comes_back_when_there_is_room() {
+    let Some(volume) = Volume::new(4096) else { return };
+    let path = volume.join("s.db");
+    let mut holder = Holder::with_store(&path);
+    let keys = put_range(&mut holder, "k", 0..5);
+    volume.fill(0);
+    remove(&path, &FILES);
+    // What was removed stays on the disk as long as somebody has it, so that nothing becomes free.
+    until("the handle cannot go on", SOON, || holder.events().contains("NotReopened"));
+    assert!(holder.events().contains("the disk is full"), "{}", holder.events());
+    volume.clear();
+    until("the handle goes on", SOON, || holder.events().lines().any(|l| l == "Reopened"));
+    drop(holder);
+    assert_all_kept(&path, keys);
 }

@@ -1,14 +1,12 @@
 //! What a writer is told when its write cannot be kept, and what others are told then.
 
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use statehouse_sqlite::rusqlite::Connection;
 use statehouse_sqlite::{Database, Error, Failure, Options, Result, Schema};
 use statehouse_testkit::home::TestDir;
-use statehouse_testkit::need;
 use statehouse_testkit::visitor::Shell;
 
 use crate::holder::Holder;
@@ -47,38 +45,13 @@ fn count(database: &Database) -> i64 {
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// A small volume of its own, unmounted with the test.
-struct Volume(TestDir);
-
-impl Volume {
-    fn new(kib: u32) -> Option<Volume> {
-        if !need::root("mounting a small volume") {
-            return None;
-        }
-        let directory = TestDir::new();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &format!("size={kib}k"), "tmpfs"]).arg(directory.path());
-        if !mount.status().unwrap().success() {
-            need::skip("this system does not let a small volume be mounted");
-            return None;
-        }
-        Some(Volume(directory))
-    }
-}
-
-impl Drop for Volume {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-    }
-}
-
 #[test]
 fn a_full_disk_refuses_the_write_that_does_not_fit_and_keeps_the_others() {
-    let Some(volume) = Volume::new(2048) else { return };
-    let path = volume.0.join("s.db");
+    let Some(volume) = crate::support::Volume::new(2048) else { return };
+    let path = volume.join("s.db");
     let database = open(&path, LONG);
     let mut kept = 0;
-    let ballast = volume.0.join("ballast");
+    let ballast = volume.join("ballast");
     std::fs::write(&ballast, vec![1; 512 << 10]).unwrap();
     let refused = loop {
         match database.write(insert(100_000)) {
