@@ -18,4 +18,5 @@ mod house;
 mod modes;
 mod readme;
 mod refusals;
+mod removed;
 mod up;
