@@ -104,7 +104,8 @@ pub enum Event {
     Lost {
         /// What kept it from being kept, as text.
         cause: String,
-        /// How many transactions were in the log that is gone. Those of them that a checkpoint had copied are still there.
+        /// How many transactions were in the log that is gone. What a checkpoint had copied of them is in the main file,
+        /// unless that is gone, too.
         transactions: u64,
     },
 }
@@ -261,8 +262,8 @@ impl Database {
     /// later calls answer [`Error::Closed`].
     ///
     /// # Errors
-    /// What kept this handle from keeping rows that only it still had, because the files were removed or replaced. Those
-    /// rows are lost then; the observer was told [`Event::Lost`].
+    /// What kept this handle from keeping rows that only it still had, because the files were removed or replaced. Unless
+    /// the files were only moved away, those rows are lost then, and the observer was told [`Event::Lost`].
     pub fn close(&self) -> Result<()> {
         self.inner.close();
         let lost = self.inner.shared.lost.lock().unwrap_or_else(PoisonError::into_inner);
@@ -366,23 +367,24 @@ fn rescue(shared: &Shared, held: &mut Held) {
 
 /// What is left to try before the descriptors are closed, and the truth about it.
 fn last_resort(shared: &Shared, held: &mut Held, why: Error) {
-    let Some(connection) = held.connection.as_ref().filter(|_| !held.captured) else { return };
     let (family, generation) = (&shared.family, held.record.generation());
     let lost = held.record.lost();
+    let capture = || match (&held.connection, &held.kept) {
+        (Some(connection), _) if !held.captured => retired::capture(family, generation, &lost, connection),
+        (_, Some(kept)) => retired::capture_kept(family, generation, &lost, kept, true),
+        _ => Ok(()),
+    };
     let kept = side::make_again(family).and_then(|_| recovery::exclusive(family, RETRY)).and_then(|_lock| {
-        retired::make_room(family, || retired::capture(family, generation, &lost, connection))
-            .or_else(|_| retired::keep_log(family, generation, &lost))
+        retired::make_room(family, capture).or_else(|_| retired::keep_log(family, generation, &lost))
     });
     if kept.is_ok() {
-        held.captured = true;
         return;
     }
-    let transactions = retired::transactions(family, generation);
-    if transactions == Some(0) && !lost.contains(&Member::Main) {
-        return;
+    *shared.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.again());
+    // What was moved away still has a name somewhere.
+    if let Some(transactions) = retired::nameless_transactions(family, generation, &lost) {
+        shared.options.tell(&Event::Lost { cause: why.to_string(), transactions });
     }
-    shared.options.tell(&Event::Lost { cause: why.to_string(), transactions: transactions.unwrap_or(0) });
-    *shared.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
 }
 
 /// Tries until the handle goes on; false when it is to be closed before that.

@@ -164,16 +164,24 @@ pub(crate) fn keep_log(family: &Family, generation: Generation, lost: &[Member])
     kept
 }
 
-/// How many transactions the log of this generation holds, if that can be read.
-pub(crate) fn transactions(family: &Family, generation: Generation) -> Option<u64> {
-    let log = descriptor(family, Member::Wal, generation.wal).ok()??;
-    let Some(header) = wal::Header::read(&log).ok()? else { return Some(0) };
-    let mut frames = wal::Frames::new(&log, header);
+/// How many transactions the log of this generation holds, if closing it, or its main file, destroys anything.
+pub(crate) fn nameless_transactions(family: &Family, generation: Generation, lost: &[Member]) -> Option<u64> {
+    let nameless = |file: &File| rustix::fs::fstat(file).is_ok_and(|s| s.st_nlink == 0);
+    let open = |member| descriptor(family, member, generation.get(member)).ok().flatten();
+    let main_is_lost = lost.contains(&Member::Main) && open(Member::Main).is_some_and(|f| nameless(&f));
+    let log = open(Member::Wal).filter(nameless);
+    let transactions = log.and_then(|log| count_transactions(&log).ok()).unwrap_or(0);
+    (main_is_lost || transactions > 0).then_some(transactions)
+}
+
+fn count_transactions(log: &File) -> std::io::Result<u64> {
+    let Some(header) = wal::Header::read(log)? else { return Ok(0) };
+    let mut frames = wal::Frames::new(log, header);
     let mut count = 0;
-    while let Some(frame) = frames.next().ok()? {
+    while let Some(frame) = frames.next()? {
         count += u64::from(frame.commit != 0);
     }
-    Some(count)
+    Ok(count)
 }
 
 /// What a capture is made of.

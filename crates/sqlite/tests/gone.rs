@@ -239,6 +239,46 @@ fn a_newcomer_waits_until_the_removed_store_is_back() {
 }
 
 #[test]
+fn a_store_whose_directory_cannot_be_made_again_stays_with_its_process_until_it_can() {
+    for removed in [false, true] {
+        let (_directory, path) = fresh();
+        let home = path.parent().unwrap().to_owned();
+        let mut holder = Holder::with_store(&path);
+        let keys = put_range(&mut holder, "k", 0..10);
+        match removed {
+            true => std::fs::remove_dir_all(&home).unwrap(),
+            false => std::fs::rename(&home, home.with_file_name("elsewhere")).unwrap(),
+        }
+        std::fs::write(&home, "in the way").unwrap();
+        until("the handle cannot go on", SOON, || holder.events().contains("NotReopened"));
+        assert!(holder.events().contains("make again the directory"), "{}", holder.events());
+        std::fs::remove_file(&home).unwrap();
+        until("the handle goes on", SOON, || holder.events().lines().any(|l| l == "Reopened"));
+        drop(holder);
+        assert_all_kept(&path, keys);
+    }
+}
+
+#[test]
+fn closing_where_nothing_can_be_kept_is_never_ok_and_counts_what_is_lost() {
+    for removed in [false, true] {
+        let (_directory, path) = fresh();
+        let home = path.parent().unwrap().to_owned();
+        let mut holder = Holder::with_store(&path);
+        put_range(&mut holder, "k", 0..10);
+        match removed {
+            true => std::fs::remove_dir_all(&home).unwrap(),
+            false => std::fs::rename(&home, home.with_file_name("elsewhere")).unwrap(),
+        }
+        std::fs::write(&home, "in the way").unwrap();
+        let told = holder.order("leave").unwrap_err();
+        assert!(told.contains("make again the directory"), "{told}");
+        // What was moved away is not lost.
+        assert_eq!(holder.events().contains("Lost {"), removed, "{}", holder.events());
+    }
+}
+
+#[test]
 fn a_database_that_was_put_in_the_place_of_the_removed_one_takes_its_rows_over() {
     let (directory, path) = fresh();
     let other = directory.join("other.db");

@@ -132,7 +132,15 @@ impl Storm {
         if !self.survivor_is_current() {
             return;
         }
-        let which = *self.seed.pick(&[&["-wal", "-shm"][..], &["-shm", "-wal"], &["-wal"], &["-shm"]]);
+        let which = *self.seed.pick(&[
+            &["-wal", "-shm"][..],
+            &["-shm", "-wal"],
+            &["-wal"],
+            &["-shm"],
+            &[""],
+            &["", "-wal", "-shm"],
+            &["-wal", "-shm", ""],
+        ]);
         self.note(format!("remove {which:?}"));
         for suffix in which {
             let _ = std::fs::remove_file(with(&self.path, suffix));
