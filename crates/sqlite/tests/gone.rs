@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use statehouse_sqlite::{Database, Error, Options};
 use statehouse_testkit::home::TestDir;
 use statehouse_testkit::kernel::Standing;
+use statehouse_testkit::seed::Seed;
 use statehouse_testkit::wait::until;
 
 use crate::holder::Holder;
@@ -38,18 +39,18 @@ fn remove(path: &Path, suffixes: &[&str]) {
 }
 
 /// What a process sees that opens the path now and knows nothing of Statehouse.
-fn assert_all_kept(path: &Path, mut acknowledged: Vec<String>) {
+fn keys_at(path: &Path) -> Vec<String> {
     let mut reader = Holder::start();
     reader.ok(&format!("connect r rw {}", path.display()));
     let keys = reader.ok("sql r SELECT coalesce(group_concat(key, ','), '') FROM (SELECT key FROM k ORDER BY key)");
     assert_eq!(reader.ok("sql r PRAGMA integrity_check"), "ok");
     assert_eq!(reader.ok("sql r PRAGMA journal_mode"), "wal");
+    keys.split(',').map(str::to_owned).collect()
+}
+
+fn assert_all_kept(path: &Path, mut acknowledged: Vec<String>) {
     acknowledged.sort();
-    assert_eq!(
-        keys.split(',').collect::<Vec<_>>(),
-        acknowledged,
-        "each acknowledged key exactly once, and nothing else"
-    );
+    assert_eq!(keys_at(path), acknowledged, "each acknowledged key exactly once, and nothing else");
 }
 
 fn private(path: &Path) {
@@ -185,6 +186,40 @@ fn one_that_is_killed_after_the_store_was_removed_takes_nothing_along() {
     assert_eq!(stays.ok("count"), "30");
     drop(stays);
     assert_all_kept(&path, keys);
+}
+
+#[test]
+fn whoever_is_killed_while_the_store_is_put_back_the_others_put_it_back() {
+    let mut seed = Seed::of_run("whoever_is_killed_while_the_store_is_put_back");
+    for round in 0..10 {
+        let (_directory, path) = fresh();
+        let mut holders: Vec<Holder> = (0..3).map(|_| Holder::with_store(&path)).collect();
+        let mut keys = Vec::new();
+        for (n, holder) in holders.iter_mut().enumerate() {
+            keys.extend(put_range(holder, &format!("before{n}-"), 0..5));
+        }
+        remove(&path, &FILES);
+        // All are asked at once, so all notice at once, and one takes the lead.
+        holders.iter_mut().enumerate().for_each(|(n, holder)| holder.send(&format!("put asked{n}")));
+        let wait = Duration::from_micros(seed.below(60_000));
+        std::thread::sleep(wait);
+        for _ in 0..1 + seed.below(2) {
+            let mut killed = holders.remove(seed.below(holders.len() as u64) as usize);
+            killed.kill();
+        }
+        for (n, holder) in holders.iter_mut().enumerate() {
+            assert!(holder.answer().is_ok(), "round {round}, killed after {wait:?}: {}", holder.events());
+            keys.extend(put_range(holder, &format!("after{n}-"), 0..5));
+        }
+        let events: Vec<String> = holders.iter().map(Holder::events).collect();
+        drop(holders);
+        let seen = keys_at(&path);
+        // What the killed one was asked for may be there or not.
+        let missing: Vec<_> = keys.iter().filter(|k| !seen.contains(k)).collect();
+        assert!(missing.is_empty(), "round {round}, killed after {wait:?}: {missing:?}\n{events:#?}");
+        let distinct: std::collections::BTreeSet<_> = seen.iter().collect();
+        assert_eq!(distinct.len(), seen.len());
+    }
 }
 
 #[test]
