@@ -287,6 +287,10 @@ impl From<rusqlite::Error> for Error {
         match e.sqlite_error_code() {
             Some(C::DatabaseBusy | C::DatabaseLocked) => Error::Busy { waited: Duration::ZERO, holder: None },
             Some(C::DiskFull) => Error::Full,
+            // The index could not be made longer, which takes nothing but room.
+            Some(C::SystemIoFailure) if e.sqlite_extended_error_code() == Some(rusqlite::ffi::SQLITE_IOERR_SHMSIZE) => {
+                Error::Full
+            }
             // SQLite's own look at whether its path still leads to the file that it has open.
             Some(C::ReadOnly) if e.sqlite_extended_error_code() == Some(rusqlite::ffi::SQLITE_READONLY_DBMOVED) => {
                 Error::Retired { members: vec![Member::Main] }

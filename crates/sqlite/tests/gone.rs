@@ -382,6 +382,32 @@ fn a_full_volume_keeps_nobody_from_opening_and_reading() {
 }
 
 #[test]
+fn what_opening_must_create_on_a_full_volume_is_answered_as_a_full_disk() {
+    for removed in ["-shm", "-wal", ".statehouse"] {
+        let Some(volume) = Volume::new(2048) else { return };
+        let path = volume.join("s.db");
+        let mut first = Holder::with_store(&path);
+        put_range(&mut first, "k", 0..5);
+        first.ok("leave");
+        drop(first);
+        let mut copier = Holder::start();
+        copier.ok(&format!("connect c rw {}", path.display()));
+        copier.ok("sql c PRAGMA wal_checkpoint(TRUNCATE)");
+        drop(copier);
+        let member = with(&path, removed);
+        let _ = if member.is_dir() { std::fs::remove_dir_all(&member) } else { std::fs::remove_file(&member) };
+        volume.fill(0);
+        let mut opener = Holder::start();
+        if let Err(e) = opener.order(&format!("open {}", path.display())) {
+            assert!(e.starts_with("disk_full "), "{removed}: {e}");
+        }
+        volume.clear();
+        let mut opener = Holder::with_store(&path);
+        assert_eq!(opener.ok("count"), "5");
+    }
+}
+
+#[test]
 fn a_handle_that_is_closed_on_a_full_volume_says_that_the_removed_log_is_lost() {
     let Some(volume) = Volume::new(2048) else { return };
     let path = volume.join("s.db");
