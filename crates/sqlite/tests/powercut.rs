@@ -15,7 +15,7 @@ use crate::support::with;
 
 /// How many rows are written, and at how many points the power fails.
 const ROWS: usize = 900;
-const CUTS: usize = 150;
+const CUTS: usize = 200;
 const PROCESSES: usize = 3;
 
 /// What was asked of each process, in order: the key of a `put`, or nothing for another order.
@@ -70,7 +70,7 @@ fn run(seed: &mut Seed, watched: impl FnOnce(Watched) -> Watched) -> Run {
                 asked += 1;
             }
         }
-        if seed.one_in(400) {
+        if seed.one_in(60) {
             stranger(&watched, &path, seed);
         }
         if seed.one_in(2000) {
@@ -92,7 +92,13 @@ fn run(seed: &mut Seed, watched: impl FnOnce(Watched) -> Watched) -> Run {
 /// What is missing or broken after power cuts at random points, a sentence each.
 fn losses(run: &Run, seed: &mut Seed) -> Vec<String> {
     let image: PathBuf = run.directory.join("left.db");
-    let mut points: Vec<_> = (0..CUTS).map(|_| seed.below(run.notes.len() as u64) as usize).collect();
+    // Many just after the log began anew, when what is left of the old one must not come back.
+    let beginnings = run.notes.beginnings();
+    let mut point = |n: usize| match n % 2 {
+        0 => seed.below(run.notes.len() as u64) as usize,
+        _ => (*seed.pick(&beginnings) + seed.below(12) as usize).min(run.notes.len() - 1),
+    };
+    let mut points: Vec<_> = (0..CUTS).map(&mut point).collect();
     points.sort_unstable();
     let mut losses = Vec::new();
     let mut looked = 0;

@@ -125,6 +125,12 @@ impl Notes {
         self.list.is_empty()
     }
 
+    /// The numbers of those at which the log began anew.
+    pub fn beginnings(&self) -> Vec<usize> {
+        let begins = |note: &Note| matches!(note.what, What::Written { file: 1, offset: 0, .. });
+        self.list.iter().enumerate().filter(|(_, note)| begins(note)).map(|(n, _)| n).collect()
+    }
+
     /// Lets the power fail after each of `points` (numbers of notes, in ascending order). `look` gets the point, the main file
     /// and the log that are left, and the lines that were answered before, each with the process that did.
     pub fn cut(&self, points: &[usize], seed: &mut Seed, mut look: impl FnMut(usize, &[Vec<u8>; 2], &[(u32, &str)])) {
@@ -136,10 +142,11 @@ impl Notes {
                 What::Written { file, .. } | What::Cut { file, .. } => disk.pending[*file].push(n),
                 What::Flushed { file, begun } => {
                     let pending = std::mem::take(&mut disk.pending[*file]);
-                    let (flushed, rest) = pending.into_iter().partition(|p| self.list[*p].begin < *begun);
+                    let (flushed, rest): (Vec<_>, Vec<_>) =
+                        pending.into_iter().partition(|p| self.list[*p].begin < *begun);
                     disk.pending[*file] = rest;
-                    for p in Vec::<usize>::from(flushed) {
-                        self.apply(p, &mut disk.durable[*file], |_| true);
+                    for p in flushed {
+                        self.apply(p, &mut disk.durable[*file], || true);
                     }
                 }
                 What::Answered { pid, data } => {
@@ -149,11 +156,13 @@ impl Notes {
             }
             while points.next_if(|p| **p == n).is_some() {
                 let mut left = disk.durable.clone();
-                // From nothing of what was not flushed to nearly all of it.
+                // From nothing of what was not flushed to all of it; and often only of what was written last.
                 let most = seed.below(9);
                 for (file, content) in left.iter_mut().enumerate() {
-                    for p in &disk.pending[file] {
-                        self.apply(*p, content, |_| seed.below(8) < most);
+                    let pending = &disk.pending[file];
+                    let first = if seed.one_in(2) { seed.below(1 + pending.len() as u64) as usize } else { 0 };
+                    for p in &pending[first..] {
+                        self.apply(*p, content, || seed.below(8) < most);
                     }
                 }
                 look(n, &left, &answers);
@@ -162,7 +171,7 @@ impl Notes {
     }
 
     /// Brings a change into a file, each of its sectors if `kept` says so.
-    fn apply(&self, note: usize, content: &mut Vec<u8>, mut kept: impl FnMut(usize) -> bool) {
+    fn apply(&self, note: usize, content: &mut Vec<u8>, mut kept: impl FnMut() -> bool) {
         match &self.list[note].what {
             What::Written { offset, data, .. } => {
                 let bytes = &self.bytes[data.clone()];
@@ -170,7 +179,7 @@ impl Notes {
                 while done < bytes.len() {
                     let at = offset + done;
                     let size = (SECTOR - at % SECTOR).min(bytes.len() - done);
-                    if kept(at) {
+                    if kept() {
                         if content.len() < at + size {
                             content.resize(at + size, 0);
                         }
@@ -179,7 +188,7 @@ impl Notes {
                     done += size;
                 }
             }
-            What::Cut { length, .. } if kept(0) => content.resize(*length, 0),
+            What::Cut { length, .. } if kept() => content.resize(*length, 0),
             _ => {}
         }
     }
