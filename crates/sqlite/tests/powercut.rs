@@ -55,6 +55,7 @@ fn run(seed: &mut Seed, watched: impl FnOnce(Watched) -> Watched) -> Run {
     };
     let mut holders: Vec<_> = (0..PROCESSES).map(|_| (start(&mut orders), false)).collect();
     let mut asked = 0;
+    let mut last = String::new();
     while asked < ROWS {
         for (holder, busy) in &mut holders {
             if *busy && let Some(answer) = holder.answered() {
@@ -63,7 +64,10 @@ fn run(seed: &mut Seed, watched: impl FnOnce(Watched) -> Watched) -> Run {
             }
             if !*busy {
                 // Some are long enough for several pages, so that the log begins anew many times.
-                let key = format!("{asked}-{}", "x".repeat(seed.below(12_000) as usize / (1 + seed.below(8) as usize)));
+                let size = seed.below(12_000) as usize / (1 + seed.below(8) as usize);
+                // Others are there already, or will be in a moment, by another process that may not have flushed them.
+                let key = if seed.one_in(3) { last } else { format!("{asked}-{}", "x".repeat(size)) };
+                last = key.clone();
                 holder.send(&format!("put {key}"));
                 orders.get_mut(&holder.pid()).unwrap().push(Some(key));
                 *busy = true;
@@ -73,7 +77,7 @@ fn run(seed: &mut Seed, watched: impl FnOnce(Watched) -> Watched) -> Run {
         if seed.one_in(60) {
             stranger(&watched, &path, seed);
         }
-        if seed.one_in(2000) {
+        if seed.one_in(500) {
             let n = seed.below(PROCESSES as u64) as usize;
             holders[n].0.kill();
             holders[n] = (start(&mut orders), false);
