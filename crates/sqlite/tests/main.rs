@@ -15,6 +15,7 @@ mod holders;
 mod image;
 mod locks;
 mod members;
+mod powercut;
 mod rescue;
 mod secure;
 mod storms;
