@@ -20,6 +20,7 @@ use super::{ImportOptions, ImportProgress};
 use crate::error::{Error, Result};
 use crate::sqlite::SqliteStore;
 use crate::sqlite::imported::{ImportedMessage, ImportedSession, ImportedUsage, Prompt, Taken};
+use crate::store::Store as _;
 use crate::types::*;
 
 /// The name of the program in [`Origin`].
@@ -156,7 +157,10 @@ impl<'a> Import<'a> {
     }
 
     fn run(mut self, source: &Source, progress: &mut dyn FnMut(ImportProgress)) -> Attempt<ImportReport> {
-        match self.take(source, progress) {
+        let taken = self.take(source, progress);
+        // Rows that were there already may be another import's that has not heard yet that they are kept.
+        let kept = if self.options.dry_run { taken } else { taken.and_then(|()| self.store.confirm()) };
+        match kept {
             Ok(()) => Ok(self.report),
             Err(e) => Err((self.report, e)),
         }
