@@ -228,3 +228,18 @@ fn an_answer_that_cannot_be_written_is_an_error() {
         assert!(String::from_utf8_lossy(&done.stderr).contains("cannot be written"), "{line:?}: {done:?}");
     }
 }
+
+#[test]
+fn what_cannot_be_imported_makes_no_home() {
+    let home = Home::new();
+    let beside = home.around().join("beside");
+    fs::create_dir(&beside).unwrap();
+    fs::write(beside.join("letter"), "no database").unwrap();
+    fs::write(beside.join("state.db"), "").unwrap();
+    let before = Snapshot::of(home.around().path(), &[]);
+    for source in ["/nowhere", beside.to_str().unwrap(), beside.join("letter").to_str().unwrap(), "/dev/null"] {
+        let done = cli(&home, ["sessions", "import", "hermes", source, "--json"]);
+        assert_eq!((done.code(), error_code(&done).as_str()), (1, "bad_source"), "{source}: {done:#?}");
+        before.assert_unchanged(home.around().path(), &[]);
+    }
+}

@@ -92,7 +92,8 @@ fn a_running_house_is_healthy_and_every_process_is_named() {
     let up = Up::start(&home, |_| {});
     let proof = answer(&home, ["verify", "--write"]);
     assert_eq!(proof["healthy"], true);
-    assert_eq!(outcomes(&proof), CHECKS.map(|id| (id.to_owned(), "ok".to_owned())));
+    let all = ["store.ours"].into_iter().chain(CHECKS).map(|id| (id.to_owned(), "ok".to_owned()));
+    assert_eq!(outcomes(&proof), all.collect::<Vec<_>>());
     let looked = answer(&home, ["verify"]);
     assert_eq!((outcome(&looked, "canary.written").as_str(), &looked["healthy"]), ("skip", &Value::Bool(true)));
 
@@ -341,4 +342,15 @@ fn damage_is_found_and_nothing_is_done_about_it() {
     fs::write(&path, "a letter to my aunt, who has no database").unwrap();
     let done = on(&path, &["verify"]);
     assert_eq!((done.code(), error_code(&done).as_str()), (4, "refused_not_database"));
+}
+
+#[test]
+fn another_programs_database_in_the_place_of_the_store_is_not_healthy() {
+    let home = furnished(Home::new());
+    let directory = TestDir::new();
+    fs::copy(foreign(&directory, "delete"), home.store()).unwrap();
+    let done = cli(&home, ["verify", "--json"]);
+    assert_eq!((done.code(), outcome(&done.json(), "store.ours").as_str()), (3, "fail"), "{done:#?}");
+    // Named as a database of anybody's, it is what it is.
+    assert_eq!(on(&home.store(), &["verify"]).success().json()["healthy"], true);
 }

@@ -44,7 +44,7 @@ fn with_umask(command: &mut Command, umask: &str) {
 
 #[test]
 fn everything_is_private_whatever_the_umask() {
-    for umask in ["000", "077"] {
+    for umask in ["000", "077", "177", "777"] {
         let home = Home::new();
         let up = Up::start(&home, |c| with_umask(c, umask));
         Client::new(up.url("gateway"), &home.token()).talk("c", "1", "is this private?");
@@ -60,6 +60,15 @@ fn everything_is_private_whatever_the_umask() {
         Client::new(up.url("gateway"), &home.token()).talk("c", "2", "and after it was opened wide?");
         assert_private(home.path());
         up.stop();
+    }
+}
+
+/// Stops the swapper however the work beside it ends, so that a failure is seen and not waited for.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -81,6 +90,7 @@ fn tightening_never_reaches_what_a_swapped_path_leads_to() {
         let swaps = AtomicU64::new(0);
         let (mut opened, mut refused) = (0, 0);
         std::thread::scope(|scope| {
+            let _end = Ends(&stop);
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     if renameat_with(CWD, &member, CWD, &link, RenameFlags::EXCHANGE).is_ok() {
@@ -89,17 +99,15 @@ fn tightening_never_reaches_what_a_swapped_path_leads_to() {
                 }
             });
             for _ in 0..25 {
-                let done = run(
-                    home.command(binary()).args(["worker", "run", "housekeeping", "--json"]),
-                    Duration::from_secs(20),
-                );
+                // A generation that is replaced for ever is given up after the patience, and closing has as much again, twice.
+                let worker = ["worker", "run", "housekeeping", "--json", "--patience", "1"];
+                let done = run(home.command(binary()).args(worker), Duration::from_secs(60));
                 match done.status.code() {
                     Some(0) => opened += 1,
                     Some(_) => refused += 1,
                     None => panic!("died: {done:#?}"),
                 }
             }
-            stop.store(true, Ordering::Relaxed);
         });
         assert!(swaps.load(Ordering::Relaxed) > 100, "the swapper ran");
         assert!(refused > 0, "{opened} opened, none refused: the swapper was never met at state.db{suffix}");

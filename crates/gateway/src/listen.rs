@@ -50,7 +50,8 @@ impl Listener {
         Ok(listener)
     }
 
-    /// What the store says about the end of the turn.
+    /// What the store says about the end of the turn. An end that is told must not be told otherwise later, so it is kept by
+    /// then.
     async fn look(&self) -> Result<Option<Outcome>, Problem> {
         let id = self.turn;
         let (turn, reply): (Turn, Option<Message>) = self
@@ -58,6 +59,9 @@ impl Listener {
             .store(move |s| {
                 let turn = s.turn(id)?;
                 let reply = turn.reply_id.map(|reply| s.message(reply)).transpose()?;
+                if matches!(turn.state, TurnState::Done | TurnState::Failed) {
+                    s.confirm()?;
+                }
                 Ok((turn, reply))
             })
             .await?;

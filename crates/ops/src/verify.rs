@@ -25,6 +25,8 @@ pub const ROLE: &str = "verify";
 pub struct Proof<'a> {
     /// The database.
     pub path: &'a Path,
+    /// It is where our own store belongs, so that another program's database there is a finding.
+    pub own: bool,
     /// Prove that a write works.
     pub write: bool,
     /// Keep trying for so long until a write works.
@@ -120,6 +122,9 @@ pub fn verify(proof: &Proof<'_>) -> Result<Verification> {
     let (mut checks, view) = loop {
         let view = View::of(&family)?;
         let mut checks = view.seen_from_outside();
+        if proof.own {
+            checks.insert(0, run("store.ours", || view.is_ours()));
+        }
         checks.extend(view.written(proof));
         let written = checks.iter().any(|c| c.id == "canary.written" && c.status == Outcome::Ok);
         if written || begun.elapsed() >= proof.wait_for_write {
@@ -144,6 +149,15 @@ struct View {
 }
 
 impl View {
+    fn is_ours(&self) -> Found {
+        if self.ours {
+            return Found::new(Outcome::Ok, "it is a store of Statehouse");
+        }
+        Found::new(Outcome::Fail, "a database of another program lies where the store should be")
+            .detail(format!("{} does not carry the mark of a store", self.family().main().display()))
+            .hint("Keep all files; find out what put it there, and put the store back from a snapshot or backup.")
+    }
+
     fn of(family: &Family) -> Result<View> {
         let inspected = secure::inspect(family, Purpose::Look)?;
         inspected.require_main()?;

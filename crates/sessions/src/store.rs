@@ -58,6 +58,9 @@ pub trait Store: Send + Sync + 'static {
     fn claim_occurrence(&self, holder: &Holder, now: Micros) -> Result<Option<Occurrence>>;
     /// Records the end of an occurrence; `error` is `None` when it went well.
     fn finish_occurrence(&self, job: JobId, due_at: Micros, error: Option<String>) -> Result<()>;
+    /// Returns when all that reads have shown so far is kept whatever happens. A read may be a moment ahead of the disk; who
+    /// tells somebody outside what it has only read, and must never tell otherwise, calls this in between.
+    fn confirm(&self) -> Result<()>;
     /// Housekeeping: removes leases that are over and turns back what they held. Returns how many.
     fn trim_leases(&self, now: Micros) -> Result<u64>;
     /// Housekeeping: refreshes the planner's statistics.

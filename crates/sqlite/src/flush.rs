@@ -46,7 +46,7 @@ struct Replaced {
     later: Cell<bool>,
     /// The log's header was written and not flushed yet.
     header: Cell<bool>,
-    /// A flush was put off and not made yet.
+    /// A flush was put off and not made yet, or it failed.
     owed: Cell<bool>,
 }
 
@@ -102,8 +102,11 @@ impl Committer {
     ///
     /// # Errors
     /// [`Error::Unflushed`]. Then a commit is visible that may not be durable, and a later flush of the log proves nothing
-    /// about it, since the system reports a failed write once. [`Committer::owes`] stays true.
+    /// about it, since the system reports a failed write once. It may be another process's commit. [`Committer::owes`] is
+    /// true from then on.
     pub(crate) fn flush(&self) -> Result<()> {
+        // Also if this connection had nothing to write: others' commits are made durable by the same flush.
+        self.state().owed.set(true);
         let file = log_file(&self.connection).ok_or(Error::Unflushed)?;
         // SAFETY: SQLite answered that this is the connection's log, and no other thread uses the connection meanwhile.
         let flush = unsafe { (*file.as_ptr()).pMethods.as_ref() }.and_then(|m| m.xSync).ok_or(Error::Unflushed)?;
@@ -128,7 +131,7 @@ impl Committer {
         if busy == 0 && copied == frames { Ok(()) } else { Err(Error::Unflushed) }
     }
 
-    /// True if a commit was made whose flush was not made, or failed.
+    /// True if something in the log was to be flushed, and was not or that failed.
     pub(crate) fn owes(&self) -> bool {
         self.state().owed.get()
     }
@@ -184,7 +187,14 @@ unsafe extern "C" fn sync(file: *mut ffi::sqlite3_file, flags: c_int) -> c_int {
     // SAFETY: the table that the file was opened with is never freed.
     match unsafe { (*state.original).xSync } {
         // SAFETY: the function belongs to this file.
-        Some(original) => unsafe { original(file, flags) },
+        Some(original) => match unsafe { original(file, flags) } {
+            ffi::SQLITE_OK => ffi::SQLITE_OK,
+            failed => {
+                // Whoever asked, this connection will not hear of it again.
+                state.owed.set(true);
+                failed
+            }
+        },
         None => ffi::SQLITE_IOERR_FSYNC,
     }
 }

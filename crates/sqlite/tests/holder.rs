@@ -5,6 +5,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use statehouse_testkit::powercut::Watched;
 use statehouse_testkit::process::Child;
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -27,6 +28,13 @@ impl Holder {
     /// The example, freshly started.
     pub(crate) fn start() -> Holder {
         Holder(Child::spawn(&mut Command::new(program())))
+    }
+
+    /// Started on a disk that can be cut off from its power, with the store open.
+    pub(crate) fn watched(watched: &Watched, path: &Path) -> Holder {
+        let mut holder = Holder(Child::spawn(watched.arms(&mut Command::new(program()))));
+        holder.ok(&format!("open {}", path.display()));
+        holder
     }
 
     /// Started so that the disk takes no flush of a log as long as the file `mark` exists.

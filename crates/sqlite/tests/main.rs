@@ -16,6 +16,7 @@ mod holders;
 mod image;
 mod locks;
 mod members;
+mod powercut;
 mod rescue;
 mod secure;
 mod storms;

@@ -213,3 +213,27 @@ fn a_write_that_finds_its_row_there_is_not_acknowledged_before_that_row_is_durab
     let error = holder.order("put there").unwrap_err();
     assert!(error.starts_with("not_durable "), "{error}");
 }
+
+#[test]
+fn a_row_that_another_process_left_unflushed_is_in_the_main_file_before_a_write_that_finds_it_is_acknowledged() {
+    let directory = TestDir::new();
+    let path = directory.join("s.db");
+    let mark = directory.join("the disk fails");
+    let mut writer = Holder::with_store(&path);
+    let mut holder = Holder::on_a_disk_that_fails(&mark);
+    holder.ok(&format!("open {}", path.display()));
+    writer.ok("put there");
+    // The one that wrote it may be killed before it could flush it; then nobody else hears that the disk did not take it.
+    writer.kill();
+    std::fs::write(&mark, "").unwrap();
+    let error = holder.order("put there").unwrap_err();
+    assert!(error.starts_with("not_durable "), "{error}");
+    std::fs::remove_file(&mark).unwrap();
+    // A second flush of the log says that all is well, whatever became of what the first one did not write.
+    holder.ok("put there");
+    let alone = directory.join("alone.db");
+    std::fs::copy(&path, &alone).unwrap();
+    let main = Connection::open(&alone).unwrap();
+    let kept: i64 = main.query_row("SELECT count(*) FROM k WHERE key = 'there'", [], |r| r.get(0)).unwrap_or(0);
+    assert_eq!(kept, 1, "acknowledged, and in nothing but a log whose flush failed");
+}

@@ -23,8 +23,11 @@ use clap::error::ErrorKind;
 use args::Cli;
 use failure::{Failure, Result};
 use output::Output;
+use rustix::fs::Mode;
 
 fn main() -> ExitCode {
+    // What this program makes is its user's alone. A mask that takes bits from the user would lock it out of its own files.
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
     let code = match Cli::try_parse() {
         Ok(cli) => answer(cli),
         Err(e) => misunderstood(&e),

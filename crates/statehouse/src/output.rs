@@ -42,14 +42,12 @@ impl Output {
         let end = if text.ends_with('\n') { "" } else { "\n" };
         let written =
             out.write_all(text.as_bytes()).and_then(|()| out.write_all(end.as_bytes())).and_then(|()| out.flush());
-        match written {
-            Err(e) if e.kind() != ErrorKind::BrokenPipe => {
-                // Once: a service that goes on would say it with every event.
-                if !INCOMPLETE.swap(true, Ordering::Relaxed) {
-                    let _ = writeln!(std::io::stderr(), "statehouse: the answer cannot be written: {e}");
-                }
-            }
-            _ => {}
+        // Said once: a service that goes on would say it with every event.
+        if let Err(e) = written
+            && e.kind() != ErrorKind::BrokenPipe
+            && !INCOMPLETE.swap(true, Ordering::Relaxed)
+        {
+            let _ = writeln!(std::io::stderr(), "statehouse: the answer cannot be written: {e}");
         }
     }
 

@@ -39,6 +39,8 @@ pub(crate) fn on_stop(mut stop: impl FnMut() + Send + 'static) -> Result<()> {
     let (mut term, mut int, mut hup) = {
         let _inside = runtime.enter();
         let watch = |kind| signal(kind).map_err(failed);
+        // A handler, so that a write beyond the limit for file sizes is an error of that write and not the end of the process.
+        let _ = watch(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
         let hup = if hangup_is_ignored() { None } else { Some(watch(SignalKind::hangup())?) };
         (watch(SignalKind::terminate())?, watch(SignalKind::interrupt())?, hup)
     };

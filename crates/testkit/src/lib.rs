@@ -20,6 +20,8 @@ pub mod home;
 pub mod kernel;
 pub mod need;
 pub mod peers;
+pub mod powercut;
+mod preload;
 pub mod process;
 pub mod seed;
 pub mod snapshot;

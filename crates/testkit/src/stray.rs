@@ -1,14 +1,12 @@
 //! The adversary: a library preloaded into a process that drops its POSIX locks all the time, and can take the product's
 //! lock core out of action. `programs/stray.c` says what it does; this is how a test arms a command with it.
 
-use std::collections::hash_map::DefaultHasher;
 use std::fs;
-use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::need::build_directory;
+use crate::preload;
 
 const SOURCE: &str = include_str!("../programs/stray.c");
 
@@ -127,35 +125,8 @@ pub struct Tally {
     pub lock_calls: u64,
 }
 
-/// The compiled library; built once for each content of its source.
+/// The compiled library.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let mut hash = DefaultHasher::new();
-        SOURCE.hash(&mut hash);
-        let name = format!("libstray-{:016x}.so", hash.finish());
-        let path = build_directory().join(&name);
-        if !path.exists() {
-            compile(&path);
-        }
-        path
-    })
-}
-
-fn compile(path: &Path) {
-    // Several test binaries may come here at once: each builds under a name of its own, and the rename decides.
-    let own = path.with_extension(format!("{}.c", std::process::id()));
-    let built = path.with_extension(format!("{}.so", std::process::id()));
-    fs::write(&own, SOURCE).expect("write the source of the adversary");
-    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-    let status = Command::new(compiler)
-        .args(["-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o"])
-        .arg(&built)
-        .arg(&own)
-        .arg("-ldl")
-        .status()
-        .expect("start the C compiler");
-    assert!(status.success(), "the adversary does not compile");
-    fs::rename(&built, path).expect("put the adversary in place");
-    let _ = fs::remove_file(&own);
+    LIBRARY.get_or_init(|| preload::library("stray", SOURCE))
 }

@@ -20,6 +20,7 @@ use super::{ImportOptions, ImportProgress};
 use crate::error::{Error, Result};
 use crate::sqlite::SqliteStore;
 use crate::sqlite::imported::{ImportedMessage, ImportedSession, ImportedUsage, Prompt, Taken};
+use crate::store::Store as _;
 use crate::types::*;
 
 /// The name of the program in [`Origin`].
@@ -115,6 +116,31 @@ impl SqliteStore {
     }
 }
 
+/// Proves that `path` leads to a store of Hermes Agent, before a store of ours is made for it. A private copy, if one is
+/// needed, is made below `scratch` and removed again.
+///
+/// # Errors
+/// [`Error::Source`].
+pub fn check_hermes(path: &Path, scratch: &Path) -> Result<()> {
+    let main = resolve(path, "state.db")?;
+    let source = Source::open(&main, scratch)?;
+    must_be_hermes(&source).map_err(|detail| Error::Source { path: main, detail })
+}
+
+fn must_be_hermes(source: &Source) -> Result<(), String> {
+    for table in ["sessions", "messages"] {
+        if !has_table(source, table).map_err(|e| e.to_string())? {
+            return Err(format!("it is no store of Hermes Agent: it has no table {table}"));
+        }
+    }
+    Ok(())
+}
+
+fn has_table(source: &Source, name: &str) -> rusqlite::Result<bool> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?1)";
+    source.connection.query_row(sql, [name], |r| r.get(0))
+}
+
 struct Import<'a> {
     store: &'a SqliteStore,
     main: &'a Path,
@@ -131,7 +157,10 @@ impl<'a> Import<'a> {
     }
 
     fn run(mut self, source: &Source, progress: &mut dyn FnMut(ImportProgress)) -> Attempt<ImportReport> {
-        match self.take(source, progress) {
+        let taken = self.take(source, progress);
+        // Rows that were there already may be another import's that has not heard yet that they are kept.
+        let kept = if self.options.dry_run { taken } else { taken.and_then(|()| self.store.confirm()) };
+        match kept {
             Ok(()) => Ok(self.report),
             Err(e) => Err((self.report, e)),
         }
@@ -161,20 +190,11 @@ impl<'a> Import<'a> {
     }
 
     fn has_table(&self, source: &Source, name: &str) -> Result<bool> {
-        source
-            .connection
-            .query_row("SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?1)", [name], |r| {
-                r.get(0)
-            })
-            .map_err(|e| self.bad(e))
+        has_table(source, name).map_err(|e| self.bad(e))
     }
 
     fn take(&mut self, source: &Source, progress: &mut dyn FnMut(ImportProgress)) -> Result<()> {
-        for table in ["sessions", "messages"] {
-            if !self.has_table(source, table)? {
-                return Err(self.bad(format!("it is no store of Hermes Agent: it has no table {table}")));
-            }
-        }
+        must_be_hermes(source).map_err(|detail| self.bad(detail))?;
         let total: i64 =
             source.connection.query_row("SELECT count(*) FROM messages", [], |r| r.get(0)).map_err(|e| self.bad(e))?;
         let mut done = ImportProgress { done: 0, total: total.try_into().unwrap_or(0) };

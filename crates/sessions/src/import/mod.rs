@@ -7,6 +7,8 @@ mod convert;
 mod hermes;
 mod source;
 
+pub use hermes::check_hermes;
+
 /// How to import.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ImportOptions {

@@ -5,7 +5,8 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use statehouse_sessions::{Error, ImportOptions, ImportReport, Store as _};
+use statehouse_sessions::import::check_hermes;
+use statehouse_sessions::{ImportOptions, ImportReport, Store as _};
 
 use super::Context;
 use crate::args::Import;
@@ -17,11 +18,15 @@ const ROLE: &str = "import";
 
 pub(crate) fn run(context: &Context, from: &Import) -> Result {
     let Import::Hermes { path, dry_run } = from;
-    source_exists(path)?;
     let report = if *dry_run && !context.home.check()? {
         let nowhere = Nowhere::new()?;
         import(context, &nowhere.directory.join(crate::home::STORE), path, true)?
     } else {
+        if !context.home.store().exists() {
+            // What cannot be imported must not make a store.
+            let nowhere = Nowhere::new()?;
+            check_hermes(path, &nowhere.directory)?;
+        }
         let created = context.home.create()?;
         match import(context, &context.home.store(), path, *dry_run) {
             Ok(report) => report,
@@ -39,15 +44,6 @@ pub(crate) fn run(context: &Context, from: &Import) -> Result {
         )
     });
     Ok(exit::OK)
-}
-
-/// A mistyped path must not make a home.
-fn source_exists(path: &Path) -> Result<()> {
-    let main = if path.is_dir() { path.join("state.db") } else { path.to_owned() };
-    match std::fs::metadata(&main) {
-        Ok(_) => Ok(()),
-        Err(e) => Err(Failure::from(Error::Source { path: main, detail: e.to_string() })),
-    }
 }
 
 fn import(context: &Context, database: &Path, source: &Path, dry_run: bool) -> Result<ImportReport> {
@@ -74,7 +70,7 @@ fn progress_bar() -> ProgressBar {
     bar
 }
 
-/// An empty store for a dry run of somebody who has none yet: it says what would be taken over, and goes.
+/// A directory that is removed again: for the empty store of a dry run of somebody who has none yet, and for a look at a source.
 struct Nowhere {
     directory: PathBuf,
 }

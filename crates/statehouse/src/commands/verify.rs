@@ -18,6 +18,7 @@ pub(crate) fn run(context: &Context, verify: &Verify) -> Result {
     store::must_exist(&place.database)?;
     let verification = statehouse_ops::verify(&Proof {
         path: &place.database,
+        own: verify.target.path.is_none(),
         write: verify.write || verify.wait_for_write.is_some(),
         wait_for_write: verify.wait_for_write.unwrap_or(Duration::ZERO),
         patience: context.patience,
