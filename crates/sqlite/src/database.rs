@@ -20,7 +20,7 @@ use crate::retired::Kept;
 use crate::ticket::{Ticket, ticket};
 use crate::turnstile::Turnstile;
 use crate::writer::{self, Queue, Typed};
-use crate::{busy, locks, recovery, remake, retired, secure, side};
+use crate::{busy, locks, putback, recovery, retired, secure, side};
 
 /// How often a handle that could not be reopened tries again.
 const RETRY: Duration = Duration::from_millis(250);
@@ -513,12 +513,12 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     }
     close_readers(shared)?;
     held.unflushed |= held.connection.take().is_some_and(|c| c.owes());
-    retired::move_aside(family, held.record.generation(), &lost)?;
-    if remake::main_file(family, considerate)? {
+    putback::move_aside(family, held.record.generation(), &lost)?;
+    if putback::main_file(family, considerate)? {
         if lost.contains(&Member::Wal) {
-            retired::move_headless_log(family)?;
+            putback::move_headless_log(family)?;
         }
-        retired::settle(family)?;
+        putback::settle(family)?;
         held.safe = true;
     }
     let opened = opening::reopen(family, &shared.options, considerate)?;
@@ -530,7 +530,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         // this does nothing. The new connection stays open: what was merged into its log is in no other place.
         side::make_again(family)?;
         retired::capture_kept(family, before, &before.differences(&now), kept, false)?;
-        retired::settle(family)?;
+        putback::settle(family)?;
         opening::merge(family, &shared.options, &opened.connection)?;
     }
     // What no flush has confirmed is kept before anybody is told of it by a later write.

@@ -5,6 +5,7 @@
 
 pub mod anchor;
 mod busy;
+mod captures;
 mod connect;
 pub mod database;
 pub mod error;
@@ -24,9 +25,9 @@ pub mod ofd;
 mod opening;
 mod prepare;
 pub mod process;
+mod putback;
 mod readers;
 mod recovery;
-mod remake;
 mod retired;
 pub mod secure;
 pub mod side;

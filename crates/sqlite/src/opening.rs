@@ -11,7 +11,7 @@ use crate::generation::Record;
 use crate::members::{self, Registration};
 use crate::prepare::{self, Prepared};
 use crate::turnstile::Turnstile;
-use crate::{recovery, remake, retired, side};
+use crate::{captures, putback, recovery, side};
 
 /// How often an open is begun anew because the main file was replaced, or a generation retired, meanwhile.
 const TRIES: usize = 20;
@@ -32,7 +32,7 @@ pub(crate) struct Opened {
 
 /// Opens for a process that has nothing of this database open.
 pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
-    if retired::main_is_missing(family)? {
+    if captures::main_is_missing(family)? {
         bring_back(family, options)?;
     }
     for n in 0..TRIES {
@@ -49,9 +49,9 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
             }
             prepared => prepared?,
         };
-        if retired::unsettled(family) {
+        if putback::unsettled(family) {
             let _lock = recovery::exclusive(family, options.patience)?;
-            retired::settle(family)?;
+            putback::settle(family)?;
             continue;
         }
         let lock = recovery::shared(family, options.patience)?;
@@ -74,7 +74,7 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
             Err(e) => return Err(e),
         };
         drop(lock);
-        if retired::pending(family) {
+        if captures::pending(family) {
             let _lock = recovery::exclusive(family, options.patience)?;
             merge(family, options, &opened.connection)?;
         }
@@ -91,7 +91,7 @@ fn bring_back(family: &Family, options: &Options) -> Result<()> {
         return Ok(());
     }
     let _lock = recovery::exclusive(family, options.patience)?;
-    if remake::main_file(family, false)? { retired::settle(family) } else { Ok(()) }
+    if putback::main_file(family, false)? { putback::settle(family) } else { Ok(()) }
 }
 
 /// Opens again for a process that holds the exclusive side of the recovery lock and has closed everything. With `considerate`
@@ -160,12 +160,12 @@ fn migrate(family: &Family, connection: &Connection, schema: &dyn Schema) -> Res
 /// Takes over what captures hold that were not merged yet. To be called with the exclusive side of the recovery lock.
 pub(crate) fn merge(family: &Family, options: &Options, connection: &Connection) -> Result<()> {
     let Some(schema) = &options.schema else { return Ok(()) };
-    if !retired::pending(family) {
+    if !captures::pending(family) {
         return Ok(());
     }
     let turnstile = Turnstile::open(&family.side_directory())?;
     let _turn = turnstile.enter()?;
-    let rows = retired::merge(family, connection, &|live, image| schema.merge(live, image))?;
+    let rows = captures::merge(family, connection, &|live, image| schema.merge(live, image))?;
     options.tell(&Event::Merged { rows });
     Ok(())
 }

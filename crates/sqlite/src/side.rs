@@ -38,14 +38,24 @@ pub fn create(inspected: &Inspected) -> Result<OwnedFd> {
 /// As [`create`]; the system's answer when the database's own directory cannot be made again.
 pub(crate) fn make_again(family: &Family) -> Result<Inspected> {
     let directory = family.directory();
-    let make = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
-    make.map_err(|e| Error::io("make again the directory", directory, e))?;
+    let io = |e: std::io::Error| Error::io("make again the directory", directory, e);
+    let missing: Vec<_> = directory.ancestors().take_while(|d| !d.exists()).collect();
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(io)?;
+    // What is acknowledged from now on must not lose its directory in a power cut.
+    for parent in missing.iter().filter_map(|made| made.parent()) {
+        sync(parent).map_err(io)?;
+    }
     let place = secure::inspect_place(family)?;
     create(&place)?;
     if !place.created_before() {
         mark_created(&place)?;
+        sync(directory).map_err(io)?;
     }
     Ok(place)
+}
+
+fn sync(directory: &Path) -> std::io::Result<()> {
+    Ok(rustix::fs::open(directory, DIRECTORY, Mode::empty()).and_then(rustix::fs::fsync)?)
 }
 
 /// A private directory inside `parent`, created if it is not there. `path` is what an error names.

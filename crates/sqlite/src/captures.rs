@@ -1,0 +1,226 @@
+//! The captures of retired generations that lie beside a database, in `X.statehouse/retired/`.
+//!
+//! A capture is a directory that appears under its name when it is complete. It holds an image of the database
+//! (`main.captured`), a copy of the log (`wal.captured`), a manifest, and marks: `merged` when every row of it is in the live
+//! database, `unreadable` when only a person can use it, `succeeded` when another generation has begun since. One without
+//! an image holds a log alone, or has become a main file. Names begin with inode and birth of the log, so that several
+//! processes that had the same log find each other's captures.
+//!
+//! The image is merged by whoever opens the database next, this process or another, and the mark `merged` is written
+//! after that commit. A crash in between repeats the merge, which is idempotent. What is not merged is never removed.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use rusqlite::Connection;
+use serde::Serialize;
+
+use crate::error::{Error, Failure, Result};
+use crate::family::{Family, Status};
+use crate::{connect, files};
+
+pub(crate) const MERGED: &str = "merged";
+pub(crate) const UNREADABLE: &str = "unreadable";
+pub(crate) const IMAGE: &str = "main.captured";
+pub(crate) const LOG: &str = "wal.captured";
+/// In a capture whose main file was left between two commits; says which main file that is.
+pub(crate) const TORN: &str = "torn";
+/// In a capture after which another generation has begun.
+pub(crate) const SUCCEEDED: &str = "succeeded";
+pub(crate) const MANIFEST: &str = "manifest.json";
+
+/// Ends the name of a capture that was made when the main file was gone from its path, too.
+pub(crate) const WHOLE: &str = "-whole";
+/// Is added to the name of such a capture when the one before it has become a main file and is gone as well.
+pub(crate) const AGAIN: &str = "-again";
+
+/// How many captures that were merged are kept as evidence; older ones go when a new one is made.
+pub(crate) const KEPT: usize = 8;
+
+pub(crate) fn directory(family: &Family) -> PathBuf {
+    family.side_directory().join("retired")
+}
+
+pub(crate) fn entries(parent: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(parent) else { return Vec::new() };
+    entries.flatten().filter(|e| wanted(&e.file_name().to_string_lossy())).map(|e| e.path()).collect()
+}
+
+/// Captures that are complete, the oldest first.
+pub(crate) fn complete(parent: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(parent) else { return Vec::new() };
+    let mut found: Vec<_> = entries
+        .flatten()
+        .map(|e| e.path())
+        .filter(|p| p.join(MANIFEST).exists())
+        .map(|p| (std::fs::metadata(&p).and_then(|m| m.modified()).ok(), p))
+        .collect();
+    found.sort();
+    found.into_iter().map(|(_, path)| path).collect()
+}
+
+/// Writes one of the marks of a capture.
+pub(crate) fn mark(place: &Path, mark: &str) -> Result<()> {
+    let path = place.join(mark);
+    files::open_private(&path).and_then(|f| f.sync_all()).map_err(|e| Error::io("create", &path, e))
+}
+
+/// True if another capture of the same log was followed by a generation already. Names begin with inode and birth of the log.
+pub(crate) fn has_successor(place: &Path) -> bool {
+    let log = |path: &Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.split('-').take(2).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let wanted = log(place);
+    place.parent().is_some_and(|p| complete(p).iter().any(|c| log(c) == wanted && c.join(SUCCEEDED).exists()))
+}
+
+/// The recovery lock is held, so whoever began these does not live any more.
+pub(crate) fn forget_partial(parent: &Path) {
+    for abandoned in entries(parent, |name| name.contains(".partial.")) {
+        let _ = std::fs::remove_dir_all(abandoned);
+    }
+}
+
+/// Removes what is beyond the number that is kept. One that is not merged is never removed.
+pub(crate) fn prune(parent: &Path) {
+    let merged: Vec<_> = complete(parent).into_iter().filter(|p| p.join(MERGED).exists()).collect();
+    for old in merged.iter().take(merged.len().saturating_sub(KEPT)) {
+        let _ = std::fs::remove_dir_all(old);
+    }
+}
+
+/// Removes the oldest files that were moved aside. What they hold is in the captures.
+pub(crate) fn prune_leftovers(parent: &Path) {
+    let mut moved: Vec<_> = entries(parent, |name| name.ends_with(".moved"))
+        .into_iter()
+        .map(|p| (std::fs::metadata(&p).and_then(|m| m.modified()).ok(), p))
+        .collect();
+    moved.sort();
+    for (_, old) in moved.iter().take(moved.len().saturating_sub(KEPT)) {
+        let _ = std::fs::remove_file(old);
+    }
+}
+
+pub(crate) fn captured_at(place: &Path) -> u64 {
+    let text = files::read_to_string(&place.join(MANIFEST), 1 << 20).unwrap_or_default();
+    let manifest: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    manifest["captured_at_unix_us"].as_u64().unwrap_or(0)
+}
+
+/// The newest capture of which a missing main file can be made again. `considerate` leaves out those after whose log
+/// another one was begun.
+pub(crate) fn of_missing_main(family: &Family, considerate: bool) -> Option<PathBuf> {
+    let whole = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().contains(WHOLE));
+    unmerged(family)
+        .into_iter()
+        .filter(|p| whole(p) && !(considerate && has_successor(p)) && !p.join(SUCCEEDED).exists())
+        .max_by_key(|p| captured_at(p))
+}
+
+/// True if the path of the main file names nothing, or an empty file. Something of another kind is not missing: opening
+/// refuses it.
+///
+/// # Errors
+/// The system's answer.
+pub(crate) fn main_is_missing(family: &Family) -> Result<bool> {
+    let status = Status::of(&family.main()).map_err(|e| Error::io("look at", &family.main(), e))?;
+    Ok(status.is_none_or(|s| is_empty(&s)))
+}
+
+/// True for a regular file of zero bytes.
+pub(crate) fn is_empty(status: &Status) -> bool {
+    status.kind() == rustix::fs::FileType::RegularFile && status.size == 0
+}
+
+/// True if some capture has not been merged yet.
+pub(crate) fn pending(family: &Family) -> bool {
+    !unmerged(family).is_empty()
+}
+
+pub(crate) fn unmerged(family: &Family) -> Vec<PathBuf> {
+    // One whose image is gone without a mark has become a main file, and whoever made it so did not live to mark it.
+    let open = |p: &PathBuf| p.join(IMAGE).exists() && !p.join(MERGED).exists() && !p.join(UNREADABLE).exists();
+    complete(&directory(family)).into_iter().filter(open).collect()
+}
+
+/// Takes over, in the order in which they were captured, what only the captures hold. `merge` runs inside a write
+/// transaction on `live`. An image that SQLite finds damaged is left for a person, and marked so.
+///
+/// Returns the number of rows that were taken over.
+pub(crate) fn merge(
+    family: &Family,
+    live: &Connection,
+    merge: &dyn Fn(&Connection, &Connection) -> Result<u64, Failure>,
+) -> Result<u64> {
+    let mut rows = 0;
+    for place in unmerged(family) {
+        let mark = match one(&place.join(IMAGE), live, merge) {
+            Ok(taken) => {
+                rows += taken;
+                MERGED
+            }
+            Err(Error::Damaged { .. }) => UNREADABLE,
+            Err(e) => return Err(e),
+        };
+        self::mark(&place, mark)?;
+        if mark == MERGED {
+            // Every row of it is in the live database now; the log itself stays as evidence.
+            let _ = std::fs::remove_file(place.join(IMAGE));
+        }
+    }
+    Ok(rows)
+}
+
+pub(crate) fn one(
+    path: &Path,
+    live: &Connection,
+    merge: &dyn Fn(&Connection, &Connection) -> Result<u64, Failure>,
+) -> Result<u64> {
+    let image = sound(path)?;
+    live.execute_batch("BEGIN IMMEDIATE")?;
+    let done = merge(live, &image).map_err(Error::from).and_then(|n| Ok(live.execute_batch("COMMIT").map(|()| n)?));
+    if done.is_err() && !live.is_autocommit() {
+        let _ = live.execute_batch("ROLLBACK");
+    }
+    done
+}
+
+/// Opens an image that SQLite finds whole.
+pub(crate) fn sound(image: &Path) -> Result<Connection> {
+    let image = connect::immutable(image)?;
+    let verdict: String = image.query_row("PRAGMA quick_check(1)", [], |r| r.get(0))?;
+    if verdict == "ok" { Ok(image) } else { Err(Error::Damaged { detail: verdict }) }
+}
+
+pub(crate) fn create(path: &Path) -> Result<File> {
+    files::open_private(path).map_err(|e| Error::io("create", path, e))
+}
+
+pub(crate) fn write_text(to: &Path, name: &str, content: &impl Serialize) -> Result<()> {
+    let path = to.join(name);
+    let text = serde_json::to_vec(content).map_err(|e| Error::io("write", &path, std::io::Error::from(e)))?;
+    files::replace(&path, &text).map_err(|e| Error::io("write", &path, e))
+}
+
+pub(crate) fn private_directory(path: &Path) -> Result<()> {
+    match rustix::fs::mkdir(path, rustix::fs::Mode::RWXU) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(e) => Err(Error::io("create", path, e)),
+    }
+}
+
+pub(crate) fn publish(partial: &Path, place: &Path, parent: &Path) -> Result<()> {
+    sync_directory(partial)?;
+    std::fs::rename(partial, place).map_err(|e| Error::io("rename", partial, e))?;
+    sync_directory(parent)?;
+    // The first one has made the directory.
+    parent.parent().map_or(Ok(()), sync_directory)
+}
+
+pub(crate) fn sync_directory(path: &Path) -> Result<()> {
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, rustix::fs::Mode::empty())
+        .and_then(rustix::fs::fsync)
+        .map_err(|e| Error::io("flush", path, e))
+}

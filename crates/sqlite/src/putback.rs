@@ -1,0 +1,199 @@
+//! Putting right, after a generation was retired, what lies at the paths before anybody opens them again.
+//!
+//! Everything here happens under the exclusive side of the recovery lock, so of several processes that miss a file one
+//! puts it back and the others find it. What stands in the way is moved below `X.statehouse/retired/`, never deleted.
+//!
+//! *A main file that was removed* is made again from a capture, whose image is then the newest state of the database. The
+//! image itself becomes the main file, by a rename that replaces nothing: so it needs no room on the disk, is there whole
+//! or not at all, and loses against whatever somebody else has put at the path by then, into which its rows are merged
+//! instead. What still lies beside the missing file would be paired by name with the new one, so it is moved aside first;
+//! the image has what was in it.
+//!
+//! *A checkpoint that was begun and never ended* (its process was killed, the disk was full) leaves pages of different
+//! commits in the main file, which only the log puts right. SQLite's index says so (`nBackfillAttempted` beyond
+//! `nBackfill`). Then a copy of the log is put back at its path: with it the main file is what it was, and nothing has to
+//! be merged into a damaged tree.
+
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, RenameFlags};
+use rustix::io::Errno;
+
+use crate::captures::{
+    self, IMAGE, LOG, MERGED, SUCCEEDED, TORN, UNREADABLE, complete, directory, main_is_missing, mark,
+    private_directory, sync_directory,
+};
+use crate::error::{Error, Reason, Result};
+use crate::family::{Family, Generation, Member, Status};
+use crate::secure::{self, Purpose};
+use crate::{files, headers, holders};
+
+/// Where the header of a main file says how it is written and read, and the value for a log there.
+/// <https://www.sqlite.org/fileformat2.html#the_database_header>
+const VERSIONS: (u64, [u8; 2]) = (18, [2, 2]);
+
+/// Makes the main file again if it is missing and a capture has it. `considerate` leaves out a capture after which another
+/// generation has begun, for a process that has that one may not have noticed yet.
+///
+/// To be called with the exclusive side of the recovery lock. False if the file is missing still, for want of a capture;
+/// opening says so.
+pub(crate) fn main_file(family: &Family, considerate: bool) -> Result<bool> {
+    if !main_is_missing(family)? {
+        return Ok(true);
+    }
+    let Some(place) = captures::of_missing_main(family, considerate) else { return Ok(false) };
+    let image = place.join(IMAGE);
+    if let Err(e) = captures::sound(&image) {
+        if matches!(e, Error::Damaged { .. }) {
+            mark(&place, UNREADABLE)?;
+        }
+        return Err(e);
+    }
+    let io = |action: &'static str| {
+        let image = image.clone();
+        move |e: std::io::Error| Error::io(action, &image, e)
+    };
+    let file = files::open_private(&image).map_err(io("open"))?;
+    // It was a file of its own so far, and is one with a log from now on, without a moment in another mode.
+    let (at, versions) = VERSIONS;
+    std::os::unix::fs::FileExt::write_all_at(&file, &versions, at)
+        .and_then(|()| file.sync_all())
+        .map_err(io("write"))?;
+    drop(file);
+    move_leftovers(family)?;
+    if !rename_new(&image, &family.main())? {
+        return Ok(true);
+    }
+    sync_directory(family.directory())?;
+    mark(&place, MERGED)?;
+    mark(&place, SUCCEEDED)?;
+    Ok(true)
+}
+
+/// Moves aside what stands beside the missing file, and an empty file that nobody uses.
+fn move_leftovers(family: &Family) -> Result<()> {
+    for member in [Member::Shm, Member::Wal, Member::Journal, Member::Main] {
+        let path = family.path(member);
+        let Some(status) = Status::of(&path).map_err(|e| Error::io("look at", &path, e))? else { continue };
+        if member == Member::Main {
+            if !captures::is_empty(&status) {
+                continue;
+            }
+            refuse_users_of_main(family)?;
+        }
+        move_member(family, member, status.identity.inode)?;
+    }
+    Ok(())
+}
+
+/// Somebody who has the empty file open could fill it after it lost its name.
+fn refuse_users_of_main(family: &Family) -> Result<()> {
+    let uses = |h: &&holders::Holder| {
+        h.files.iter().any(|f| f.member == Member::Main && f.generation == holders::Standing::Current)
+    };
+    let report = holders::scan(family)?;
+    let Some(user) = report.holders.iter().find(uses) else { return Ok(()) };
+    let holder =
+        format!("a process that has an empty file open in the place of the database; to stop it: {}", user.stop);
+    Err(Error::Busy { waited: std::time::Duration::ZERO, holder: Some(holder) })
+}
+
+/// Renames unless something has the new name; true if it did.
+fn rename_new(from: &Path, to: &Path) -> Result<bool> {
+    let renamed = match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // A file system that cannot do that in one step can do it in two.
+        Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::linkat(CWD, from, CWD, to, AtFlags::empty())
+            .and_then(|()| rustix::fs::unlinkat(CWD, from, AtFlags::empty())),
+        renamed => renamed,
+    };
+    match renamed {
+        Ok(()) => Ok(true),
+        Err(Errno::EXIST) => Ok(false),
+        Err(e) => Err(Error::io("put back", to, e)),
+    }
+}
+
+/// True if a capture says that its log must be put back before anybody opens the database.
+pub(crate) fn unsettled(family: &Family) -> bool {
+    complete(&directory(family)).iter().any(|p| p.join(TORN).exists() && !p.join(SUCCEEDED).exists())
+}
+
+/// Puts the log of the newest capture back at its path if the main file cannot do without it, and remembers that from now
+/// on another generation may begin. To be called with the exclusive side of the recovery lock.
+pub(crate) fn settle(family: &Family) -> Result<()> {
+    let parent = directory(family);
+    let open: Vec<_> = complete(&parent).into_iter().filter(|p| !p.join(SUCCEEDED).exists()).collect();
+    if let Some(torn) = open.iter().rev().find(|p| p.join(TORN).exists())
+        && !put_back(family, torn, &parent)?
+        && !torn.join(IMAGE).exists()
+    {
+        // The log alone was kept, and now that another was begun there is nothing that could be merged by itself.
+        mark(torn, UNREADABLE)?;
+    }
+    for place in open {
+        mark(&place, SUCCEEDED)?;
+    }
+    Ok(())
+}
+
+/// True if it was put back; false if something else has begun there.
+fn put_back(family: &Family, place: &Path, parent: &Path) -> Result<bool> {
+    let marked = place.join(TORN);
+    let text = files::read_to_string(&marked, 4096).map_err(|e| Error::io("read", &marked, e))?;
+    let now = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
+    let same = serde_json::to_string(&now.main).is_ok_and(|now| now == text);
+    if now.main.is_none() || !same || now.wal.is_some() {
+        // Another main file, or somebody has begun a log of their own: this log does not belong there any more.
+        return Ok(false);
+    }
+    let new = parent.join("log.new");
+    let log = family.path(Member::Wal);
+    let mut from = files::open(&place.join(LOG)).map_err(|e| Error::io("read", &place.join(LOG), e))?;
+    let mut to = files::open_private(&new).map_err(|e| Error::io("create", &new, e))?;
+    let copied = to.set_len(0).and_then(|()| std::io::copy(&mut from, &mut to)).and_then(|_| to.sync_all());
+    copied.map_err(|e| Error::io("write", &new, e))?;
+    let put = rename_new(&new, &log)?;
+    if put {
+        sync_directory(family.directory())?;
+    }
+    Ok(put)
+}
+
+/// Takes a log away from its path that SQLite would not read: a stranger who found the old index, but not the log that
+/// belongs to it, has appended to a new file as if the log were there.
+pub(crate) fn move_headless_log(family: &Family) -> Result<()> {
+    let inspected = secure::inspect(family, Purpose::Own)?;
+    let headless = headers::check(&inspected).is_err_and(|e| e.reason() == Some(Reason::WalHeader));
+    match inspected.generation().wal {
+        Some(log) if headless => move_member(family, Member::Wal, log.inode),
+        _ => Ok(()),
+    }
+}
+
+fn move_member(family: &Family, member: Member, inode: u64) -> Result<()> {
+    let parent = directory(family);
+    private_directory(&parent)?;
+    let to = parent.join(format!("{member}-{inode:x}.moved"));
+    let from = family.path(member);
+    match std::fs::rename(&from, &to) {
+        // Whoever removes files may have been quicker.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        moved => moved.map_err(|e| Error::io("move aside", &from, e)),
+    }
+}
+
+/// Takes away from the paths what belongs to a retired generation and would be paired, by name, with files that it does not
+/// belong to: an old log beside a new main file, or an old index beside a new log. They are moved, not deleted.
+pub(crate) fn move_aside(family: &Family, generation: Generation, lost: &[Member]) -> Result<()> {
+    if !lost.contains(&Member::Wal) && !lost.contains(&Member::Main) {
+        return Ok(());
+    }
+    let now = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
+    for member in [Member::Shm, Member::Wal] {
+        if generation.get(member).is_none() || now.get(member) != generation.get(member) {
+            continue;
+        }
+        move_member(family, member, generation.get(member).map_or(0, |i| i.inode))?;
+    }
+    Ok(())
+}
