@@ -21,7 +21,7 @@ use crate::secure::{self, Purpose};
 use crate::ticket::{Ticket, ticket};
 use crate::turnstile::Turnstile;
 use crate::writer::{self, Queue, Typed};
-use crate::{busy, locks, recovery, retired, side};
+use crate::{busy, doubt, locks, recovery, retired, side};
 
 /// How often a handle that could not be reopened tries again.
 const RETRY: Duration = Duration::from_millis(250);
@@ -398,10 +398,7 @@ impl Held {
         let Opened { mut connection, record, member } = opened;
         let signals = shared.signals.clone();
         // Without the hook the log would only be bounded by other processes' checkpoints; it cannot fail to be set.
-        let _ = connection.wal_hook(Some(move |_: &mut rusqlite::hooks::Wal, frames| {
-            signals.committed(i64::from(frames));
-            Ok(())
-        }));
+        let _ = connection.on_commit(move |frames| signals.committed(i64::from(frames)));
         // As above. Whoever asks has a patience of their own, and the writer goes on trying until it is over.
         let _ = connection.busy_timeout(LOOK_AGAIN);
         Held {
@@ -457,7 +454,8 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         retired::move_headless_log(family)?;
     }
     retired::settle(family)?;
-    let opened = opening::reopen(family, &shared.options, held.fenced_since.elapsed() < CONSIDERATE)?;
+    let opened = opening::reopen(family, &shared.options, held.fenced_since.elapsed() < CONSIDERATE)
+        .inspect_err(|e| held.unflushed |= e.poisons())?;
     let (before, now) = (held.record.generation(), opened.record.generation());
     if let Some(kept) = &held.kept
         && (before.wal != now.wal || before.main != now.main)
@@ -470,8 +468,8 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         opening::merge(family, &shared.options, &opened.connection)?;
     }
     // What no flush has confirmed is kept before anybody is told of it by a later write.
-    if held.unflushed && before.wal == now.wal {
-        opened.connection.copy_all()?;
+    if held.unflushed {
+        doubt::settle(family, &opened.connection)?;
     }
     let record = opened.record.clone();
     *held = Held::new(shared, opened);

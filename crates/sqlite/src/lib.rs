@@ -7,6 +7,7 @@ pub mod anchor;
 mod busy;
 mod connect;
 pub mod database;
+mod doubt;
 pub mod error;
 pub mod family;
 pub mod files;
