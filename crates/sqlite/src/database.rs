@@ -20,7 +20,7 @@ use crate::retired::Kept;
 use crate::ticket::{Ticket, ticket};
 use crate::turnstile::Turnstile;
 use crate::writer::{self, Queue, Typed};
-use crate::{busy, locks, putback, recovery, retired, secure, side};
+use crate::{busy, captures, doubt, locks, putback, recovery, retired, secure, side};
 
 /// How often a handle that could not be reopened tries again.
 const RETRY: Duration = Duration::from_millis(250);
@@ -353,9 +353,9 @@ fn write_loop(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
 /// takes over the rest.
 fn rescue(shared: &Shared, held: &mut Held) {
     let begun = Instant::now();
-    while !held.safe && (shared.gate.fenced() || shared.gate.check().is_err()) {
+    while !held.is_safe(shared) && (shared.gate.fenced() || shared.gate.check().is_err()) {
         let Err(why) = recover(shared, held) else { return };
-        if held.safe {
+        if held.is_safe(shared) {
             return;
         }
         if begun.elapsed() >= shared.options.patience {
@@ -440,8 +440,8 @@ struct Held {
     connection: Option<Committer>,
     record: Record,
     captured: bool,
-    /// Nothing is lost any more when this process ends: what it had is captured, and the main file in its place.
-    safe: bool,
+    /// What it had is captured, and the main file was in its place after that.
+    settled: bool,
     /// When the handle was cut off.
     fenced_since: Instant,
     /// A flush of the log failed, or was not made before the connection was closed.
@@ -456,22 +456,24 @@ impl Held {
         let Opened { mut connection, record, member } = opened;
         let signals = shared.signals.clone();
         // Without the hook the log would only be bounded by other processes' checkpoints; it cannot fail to be set.
-        let _ = connection.wal_hook(Some(move |_: &mut rusqlite::hooks::Wal, frames| {
-            signals.committed(i64::from(frames));
-            Ok(())
-        }));
+        let _ = connection.on_commit(move |frames| signals.committed(i64::from(frames)));
         // As above. Whoever asks has a patience of their own, and the writer goes on trying until it is over.
         let _ = connection.busy_timeout(LOOK_AGAIN);
         Held {
             connection: Some(connection),
             record,
             captured: false,
-            safe: false,
+            settled: false,
             fenced_since: Instant::now(),
             unflushed: false,
             kept: None,
             member,
         }
+    }
+
+    /// Nothing is lost any more when this process ends.
+    fn is_safe(&self, shared: &Shared) -> bool {
+        self.settled && captures::main_is_missing(&shared.family).is_ok_and(|missing| !missing)
     }
 
     /// Without a record the others would take this process for a stranger. Whoever removed the side directory removed it too.
@@ -519,9 +521,10 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
             putback::move_headless_log(family)?;
         }
         putback::settle(family)?;
-        held.safe = true;
+        held.settled = true;
     }
-    let opened = opening::reopen(family, &shared.options, considerate)?;
+    let opened =
+        opening::reopen(family, &shared.options, considerate).inspect_err(|e| held.unflushed |= e.poisons())?;
     let (before, now) = (held.record.generation(), opened.record.generation());
     if let Some(kept) = &held.kept
         && (before.wal != now.wal || before.main != now.main)
@@ -534,8 +537,8 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         opening::merge(family, &shared.options, &opened.connection)?;
     }
     // What no flush has confirmed is kept before anybody is told of it by a later write.
-    if held.unflushed && before.wal == now.wal {
-        opened.connection.copy_all()?;
+    if held.unflushed {
+        doubt::settle(family, &opened.connection)?;
     }
     let record = opened.record.clone();
     *held = Held::new(shared, opened);

@@ -17,7 +17,7 @@
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 use std::ptr::{self, NonNull};
 
 use rusqlite::{Connection, ffi};
@@ -136,6 +136,14 @@ impl Committer {
         self.state().owed.get()
     }
 
+    /// Calls `hook` with the number of frames in the log after each commit.
+    pub(crate) fn on_commit(&mut self, mut hook: impl FnMut(i32) + Send + 'static) -> rusqlite::Result<()> {
+        self.connection.wal_hook(Some(move |_: &mut rusqlite::hooks::Wal, frames| {
+            hook(frames);
+            Ok(())
+        }))
+    }
+
     fn state(&self) -> &Replaced {
         // SAFETY: it lives as long as `self`, and nobody has a mutable reference to it.
         unsafe { self.methods.0.as_ref() }
@@ -147,12 +155,6 @@ impl Deref for Committer {
 
     fn deref(&self) -> &Connection {
         &self.connection
-    }
-}
-
-impl DerefMut for Committer {
-    fn deref_mut(&mut self) -> &mut Connection {
-        &mut self.connection
     }
 }
 

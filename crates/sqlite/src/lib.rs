@@ -8,6 +8,7 @@ mod busy;
 mod captures;
 mod connect;
 pub mod database;
+mod doubt;
 pub mod error;
 pub mod family;
 pub mod files;

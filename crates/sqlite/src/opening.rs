@@ -11,7 +11,7 @@ use crate::generation::Record;
 use crate::members::{self, Registration};
 use crate::prepare::{self, Prepared};
 use crate::turnstile::Turnstile;
-use crate::{captures, putback, recovery, side};
+use crate::{captures, doubt, putback, recovery, side};
 
 /// How often an open is begun anew because the main file was replaced, or a generation retired, meanwhile.
 const TRIES: usize = 20;
@@ -74,9 +74,9 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
             Err(e) => return Err(e),
         };
         drop(lock);
-        if captures::pending(family) {
+        if captures::pending(family) || doubt::raised(family) {
             let _lock = recovery::exclusive(family, options.patience)?;
-            merge(family, options, &opened.connection)?;
+            settle(family, options, &opened.connection)?;
         }
         return Ok(opened);
     }
@@ -108,8 +108,17 @@ pub(crate) fn reopen(family: &Family, options: &Options, considerate: bool) -> R
     // Others want the lock; among them may be the one that keeps this process waiting.
     let options = &Options { patience: options.patience.min(REOPEN), ..options.clone() };
     let opened = connect_to(family, options, &prepared)?;
-    merge(family, options, &opened.connection)?;
+    settle(family, options, &opened.connection)?;
     Ok(opened)
+}
+
+/// What is to be done in an open database before anybody is answered from it. To be called with the exclusive side of the
+/// recovery lock.
+fn settle(family: &Family, options: &Options, connection: &Committer) -> Result<()> {
+    if doubt::raised(family) {
+        doubt::settle(family, connection)?;
+    }
+    merge(family, options, connection)
 }
 
 fn unchanged(family: &Family, prepared: &Prepared) -> Result<bool> {

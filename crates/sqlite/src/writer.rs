@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
-use crate::busy;
 use crate::error::{Error, Failure, Result};
+use crate::family::Family;
 use crate::flush::Committer;
 use crate::gate::Gate;
 use crate::generation::Record;
 use crate::ticket::Answer;
+use crate::{busy, doubt};
 
 /// The most requests that one commit takes. It bounds how long one process keeps the turn.
 const BATCH: usize = 256;
@@ -243,7 +244,7 @@ pub(crate) fn commit(connection: &Committer, record: &Record, batch: &mut Vec<Qu
 /// Makes the commit durable and answers those who wait for it, if the paths still name the generation that it went to;
 /// otherwise fences the handle and has them run anew. Needs no turn, and both take longer than the commit.
 pub(crate) fn acknowledge(connection: &Committer, gate: &Gate, record: &Record, queue: &Queue, batch: Vec<Queued>) {
-    if let Err(e) = connection.flush() {
+    if let Err(e) = make_durable(connection, record.family()) {
         // Not run anew: everybody can see the commit, and a request that is no new row by its id would count twice.
         answer(batch, &Err(e.again()));
         return gate.fence(e);
@@ -252,6 +253,17 @@ pub(crate) fn acknowledge(connection: &Committer, gate: &Gate, record: &Record, 
         Ok(()) => answer(batch, &Ok(())),
         Err(e) => fence(gate, queue, batch, e),
     }
+}
+
+fn make_durable(connection: &Committer, family: &Family) -> Result<()> {
+    let flushed = connection.flush();
+    if flushed.is_err() {
+        doubt::raise(family);
+    } else if doubt::raised(family) {
+        // Another process heard of a failure, and this flush proves nothing about what lies before this commit.
+        return Err(Error::Unflushed);
+    }
+    flushed
 }
 
 /// Deals with a batch whose commit failed. Needs the turn.

@@ -255,6 +255,25 @@ fn a_capture_whose_process_was_killed_before_it_put_the_store_back_is_put_back_b
 }
 
 #[test]
+fn a_store_that_was_put_back_and_removed_again_before_its_process_went_on_is_left_behind_when_it_closes() {
+    let (_directory, path) = fresh();
+    let mut holder = Holder::with_store(&path);
+    let mut stopped = Holder::with_store(&path);
+    let mut keys = put_range(&mut holder, "a", 0..10);
+    keys.extend(put_range(&mut stopped, "b", 0..10));
+    // One of ours that does not notice keeps the other from going on for a while.
+    stopped.signal(rustix::process::Signal::STOP);
+    remove(&path, &FILES);
+    until("the store is back", SOON, || path.exists() && holder.events().contains("NotReopened"));
+    remove(&path, &[""]);
+    holder.ok("leave");
+    stopped.kill();
+    drop((holder, stopped));
+    drop(Holder::with_store(&path));
+    assert_all_kept(&path, keys);
+}
+
+#[test]
 fn a_newcomer_waits_until_the_removed_store_is_back() {
     for beside in [false, true] {
         let (_directory, path) = fresh();

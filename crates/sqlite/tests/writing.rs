@@ -237,3 +237,29 @@ fn a_row_that_another_process_left_unflushed_is_in_the_main_file_before_a_write_
     let kept: i64 = main.query_row("SELECT count(*) FROM k WHERE key = 'there'", [], |r| r.get(0)).unwrap_or(0);
     assert_eq!(kept, 1, "acknowledged, and in nothing but a log whose flush failed");
 }
+
+#[test]
+fn who_opens_after_a_failed_flush_acknowledges_nothing_on_top_of_what_is_in_doubt() {
+    for killed in [false, true] {
+        let directory = TestDir::new();
+        let path = directory.join("s.db");
+        let mark = directory.join("the disk fails");
+        let mut first = Holder::on_a_disk_that_fails(&mark);
+        first.ok(&format!("open {}", path.display()));
+        first.ok("put before");
+        std::fs::write(&mark, "").unwrap();
+        assert!(first.order("put doubtful").unwrap_err().starts_with("not_durable "));
+        if killed {
+            first.kill();
+        }
+        // The failure was reported to the first one alone; its rows may not be on the disk, and what lies behind them in the
+        // log would be lost with them.
+        let mut second = Holder::with_store(&path);
+        second.ok("put after");
+        let alone = directory.join("alone.db");
+        std::fs::copy(&path, &alone).unwrap();
+        let main = Connection::open(&alone).unwrap();
+        let kept: i64 = main.query_row("SELECT count(*) FROM k WHERE key = 'doubtful'", [], |r| r.get(0)).unwrap_or(0);
+        assert_eq!(kept, 1, "killed: {killed}");
+    }
+}
