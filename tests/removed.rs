@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use statehouse_testkit::kernel::Standing;
 use statehouse_testkit::{Home, until};
 
-use crate::house::{Client, Up, integrity, messages};
+use crate::house::{Client, Service, Up, furnished, integrity, messages};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -77,4 +77,18 @@ fn rm_of_everything_that_begins_with_the_name_of_the_store_while_the_house_is_up
 #[test]
 fn rm_of_the_main_file_alone_while_the_house_is_up() {
     removed_under_the_house(|home| fs::remove_file(home.store()).unwrap());
+}
+
+#[test]
+fn a_service_that_ends_with_rows_that_it_could_not_keep_does_not_end_well() {
+    let home = furnished(Home::new());
+    let mut gateway = Service::start(&home, "gateway", |_| {});
+    Client::new(&gateway.url, &home.token()).talk("c", "1", "lost");
+    // A file in the place of the directory keeps it from being made again.
+    fs::remove_dir_all(home.path()).unwrap();
+    fs::write(home.path(), "").unwrap();
+    let status = gateway.child.stop(SOON);
+    assert_eq!(status.code(), Some(1), "{}", gateway.child.stderr_text());
+    assert!(gateway.child.stderr_text().contains("transactions may be lost"), "{}", gateway.child.stderr_text());
+    fs::remove_file(home.path()).unwrap();
 }

@@ -32,6 +32,10 @@ const READS_END: Duration = Duration::from_millis(600);
 /// notices nothing, and shall not keep the others for ever.
 const CONSIDERATE: Duration = Duration::from_secs(2);
 
+/// How long a handle that is closed goes on trying to put removed files back before it keeps what it can. A supervisor does
+/// not wait for ever.
+const RESCUE: Duration = Duration::from_secs(4);
+
 /// How long the writer waits inside SQLite for a stranger's lock before it looks at the generation again.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -358,7 +362,7 @@ fn rescue(shared: &Shared, held: &mut Held) {
         if held.is_safe(shared) {
             return;
         }
-        if begun.elapsed() >= shared.options.patience {
+        if begun.elapsed() >= shared.options.patience.min(RESCUE) {
             return last_resort(shared, held, why);
         }
         std::thread::sleep(RETRY);
@@ -496,7 +500,8 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     }
     // Whoever removed the files may have removed the side directory too, and the directory above it.
     side::make_again(family)?;
-    let _lock = recovery::exclusive(family, shared.options.patience)?;
+    let patience = if shared.queue.stopping() { RETRY } else { shared.options.patience };
+    let _lock = recovery::exclusive(family, patience)?;
     // Not before the lock is held: an opener that finds nobody unfenced on a retired generation goes on.
     held.register_again(shared)?;
     held.member.set_fenced(true)?;

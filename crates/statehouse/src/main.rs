@@ -33,8 +33,10 @@ fn main() -> ExitCode {
         Err(e) => misunderstood(&e),
     };
     // What was asked for was done, and the one who asked does not know it.
-    let untold = code == exit::OK && output::incomplete();
-    ExitCode::from(if untold { exit::FAILED } else { code })
+    let untold = output::incomplete();
+    // What was acknowledged is gone, and nothing else says so to whoever looks at the exit status alone.
+    let lost = store::lost();
+    ExitCode::from(if code == exit::OK && (untold || lost) { exit::FAILED } else { code })
 }
 
 fn answer(cli: Cli) -> u8 {

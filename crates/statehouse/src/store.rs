@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use statehouse_sessions::{OpenMode, SqliteStore, Store};
@@ -41,16 +42,27 @@ pub(crate) fn open_sqlite(path: &Path, opening: &Opening<'_>) -> Result<SqliteSt
     Ok(SqliteStore::open(path, opening.role, mode)?)
 }
 
+/// True once rows were lost with a handle that could not keep them.
+static LOST: AtomicBool = AtomicBool::new(false);
+
+/// True if this process has closed a store and could not keep what only it had of it.
+pub(crate) fn lost() -> bool {
+    LOST.load(Ordering::Relaxed)
+}
+
 /// What happens to the handle belongs into the log; it never carries anything of the content.
 fn log(event: &Event) {
     match event {
         Event::Fenced { cause } => tracing::warn!("the store's files are no longer what the paths name: {cause}"),
         Event::Merged { rows } => tracing::info!("{rows} rows that only the retired files had were taken over"),
         Event::Reopened => tracing::info!("the store is open again"),
-        Event::Lost { cause, transactions } => tracing::error!(
-            "the store was closed while only this process still had its removed files, and they could not be kept: \
-             {transactions} transactions may be lost: {cause}"
-        ),
+        Event::Lost { cause, transactions } => {
+            LOST.store(true, Ordering::Relaxed);
+            tracing::error!(
+                "the store was closed while only this process still had its removed files, and they could not be kept: \
+                 {transactions} transactions may be lost: {cause}"
+            );
+        }
         Event::NotReopened { cause } => tracing::warn!("the store cannot be opened again yet: {cause}"),
     }
 }
