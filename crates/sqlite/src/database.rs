@@ -500,10 +500,11 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     }
     // Whoever removed the files may have removed the side directory too, and the directory above it.
     side::make_again(family)?;
+    // Openers wait for one that they know to be ours.
+    held.register_again(shared)?;
     let patience = if shared.queue.stopping() { RETRY } else { shared.options.patience };
     let _lock = recovery::exclusive(family, patience)?;
     // Not before the lock is held: an opener that finds nobody unfenced on a retired generation goes on.
-    held.register_again(shared)?;
     held.member.set_fenced(true)?;
     let considerate = held.fenced_since.elapsed() < CONSIDERATE;
     let lost = held.record.lost();

@@ -10,13 +10,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::family::Family;
+use crate::family::{Family, Status};
 use crate::process::{self, ProcessId};
 use crate::secure::Inspected;
 use crate::side;
@@ -99,6 +100,14 @@ struct Kept {
 /// True if the directory of the records is there.
 pub(crate) fn are_recorded(family: &Family) -> bool {
     family.side_directory().join(DIRECTORY).is_dir()
+}
+
+/// How long processes have been recorded here. Where somebody has removed the records that is not long, and those who are
+/// about to write theirs anew are not among them yet. Unknown where the file system does not tell when a directory was made.
+pub(crate) fn recorded_for(family: &Family) -> Option<Duration> {
+    let made = Status::of(&family.side_directory().join(DIRECTORY)).ok()??.identity.born_ns?;
+    let made = UNIX_EPOCH + Duration::from_nanos(u64::try_from(made).ok()?);
+    Some(SystemTime::now().duration_since(made).unwrap_or_default())
 }
 
 /// Registers this process; removes the records of processes that are gone on the way.
@@ -291,7 +300,7 @@ fn prune(directory: &OwnedFd) -> Result<(), Errno> {
         let Some(file) = open(directory, &name) else { continue };
         let unfinished = name.as_bytes().ends_with(UNFINISHED.as_bytes());
         if unfinished {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             let made = rustix::fs::fstat(&file)?.st_ctime;
             if now.saturating_sub(u64::try_from(made).unwrap_or(0)) < ABANDONED_AFTER_SECONDS {
                 continue;

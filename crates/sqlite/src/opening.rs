@@ -58,10 +58,14 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
         if !unchanged(family, &prepared)? {
             continue;
         }
-        if prepare::refuse_dangerous_strangers(family)?.is_some() {
-            drop(lock);
-            prepare::wait_for_ours(family)?;
-            continue;
+        match prepare::refuse_dangerous_strangers(family) {
+            Ok(None) => {}
+            Err(e) if !prepare::may_be_ours(family) => return Err(e),
+            _ => {
+                drop(lock);
+                prepare::wait_for_ours(family)?;
+                continue;
+            }
         }
         let opened = match connect_to(family, options, &prepared) {
             Ok(opened) => opened,

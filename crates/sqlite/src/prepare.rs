@@ -15,7 +15,7 @@ use crate::{filesystem, members, ofd, side};
 /// How long an opener waits for processes of ours that use a retired generation: they notice within a second.
 const NOTICE: Duration = Duration::from_secs(5);
 
-/// How long one that looks like a stranger is waited for where no process of ours is recorded at all.
+/// How long processes of ours take to write their records anew, and a bit.
 const UNKNOWN: Duration = Duration::from_millis(1500);
 
 /// A family that may be opened.
@@ -70,6 +70,12 @@ pub(crate) fn refuse_dangerous_strangers(family: &Family) -> Result<Option<Holde
     Ok(ours.into_iter().find(|h| h.ghost || !kept))
 }
 
+/// True if one that looks like a stranger may be a process of ours: whoever removed our files has just removed the records as
+/// well by which ours are known, until they notice.
+pub(crate) fn may_be_ours(family: &Family) -> bool {
+    !members::are_recorded(family) || members::recorded_for(family).is_some_and(|time| time < UNKNOWN)
+}
+
 /// Waits until no process of ours uses a retired generation. The caller must not hold the recovery lock, for that is what
 /// they need to let go.
 ///
@@ -81,8 +87,7 @@ pub(crate) fn wait_for_ours(family: &Family) -> Result<()> {
         match refuse_dangerous_strangers(family) {
             Ok(None) => return Ok(()),
             Ok(Some(holder)) if begun.elapsed() >= NOTICE => return Err(held_by(family, &holder)),
-            // Whoever removed our files removed the records as well by which ours are known, until they notice.
-            Err(e) if begun.elapsed() >= UNKNOWN || members::are_recorded(family) => return Err(e),
+            Err(e) if begun.elapsed() >= UNKNOWN || !may_be_ours(family) => return Err(e),
             _ => std::thread::sleep(Duration::from_millis(20)),
         }
     }
