@@ -129,13 +129,6 @@ impl Up {
 
 /// A home with everything in it, as `up` leaves it when it has run once.
 pub(crate) fn furnished(home: Home) -> Home {
-    if std::env::var_os("TEMP_NO_ANCHOR").is_some() {
-        let mut c =
-            Child::spawn(&mut statehouse(&home, ["up", "--json", "--gateway-port", "0", "--dashboard-port", "0"]));
-        c.line(PATIENCE);
-        c.stop(PATIENCE);
-        return home;
-    }
     Up::start(&home, |_| {}).stop();
     home
 }

@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Failure, Result};
 use crate::family::{Family, Status};
+use crate::flush::Committer;
 use crate::{connect, files};
 
 pub(crate) const MERGED: &str = "merged";
@@ -150,13 +151,15 @@ pub(crate) fn unmerged(family: &Family) -> Vec<PathBuf> {
 /// Returns the number of rows that were taken over.
 pub(crate) fn merge(
     family: &Family,
-    live: &Connection,
+    live: &Committer,
     merge: &dyn Fn(&Connection, &Connection) -> Result<u64, Failure>,
 ) -> Result<u64> {
     let mut rows = 0;
     for place in unmerged(family) {
         let mark = match one(&place.join(IMAGE), live, merge) {
             Ok(taken) => {
+                // Rows that were there already may come from a merge whose flush failed; the image may be their only safe place.
+                live.flush()?;
                 rows += taken;
                 MERGED
             }

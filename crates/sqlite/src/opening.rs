@@ -47,6 +47,11 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
                 drop(recovery::shared(family, options.patience)?);
                 continue;
             }
+            // Another process makes the same database at this moment.
+            Err(e) if e.reason() == Some(Reason::Changed) && options.create && n + 1 < TRIES => {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
             prepared => prepared?,
         };
         if putback::unsettled(family) {
@@ -153,8 +158,10 @@ fn migrate(family: &Family, connection: &Connection, schema: &dyn Schema) -> Res
     let turnstile = Turnstile::open(&family.side_directory())?;
     let _turn = turnstile.enter()?;
     connection.execute_batch("BEGIN IMMEDIATE")?;
-    // Another process may have done it while this one waited.
-    let done = match schema.current(connection) {
+    // Another process may have done it while this one waited. SQLite notices a schema that has changed when it runs a
+    // statement, and not when it is only asked what it knows.
+    let noticed = connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()));
+    let done = match noticed.map_err(Error::from).and_then(|()| schema.current(connection)) {
         Ok(true) => Ok(()),
         Ok(false) => schema.migrate(connection).map_err(Error::from),
         Err(e) => Err(e),
@@ -171,7 +178,7 @@ fn migrate(family: &Family, connection: &Connection, schema: &dyn Schema) -> Res
 }
 
 /// Takes over what captures hold that were not merged yet. To be called with the exclusive side of the recovery lock.
-pub(crate) fn merge(family: &Family, options: &Options, connection: &Connection) -> Result<()> {
+pub(crate) fn merge(family: &Family, options: &Options, connection: &Committer) -> Result<()> {
     let Some(schema) = &options.schema else { return Ok(()) };
     if !captures::pending(family) {
         return Ok(());

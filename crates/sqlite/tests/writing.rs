@@ -263,3 +263,22 @@ fn who_opens_after_a_failed_flush_acknowledges_nothing_on_top_of_what_is_in_doub
         assert_eq!(kept, 1, "killed: {killed}");
     }
 }
+
+#[test]
+fn many_who_create_one_database_at_the_same_moment_all_get_it() {
+    for _ in 0..5 {
+        let directory = TestDir::new();
+        let path = directory.join("new.db");
+        let mut all: Vec<Holder> = (0..6).map(|_| Holder::start()).collect();
+        for holder in &mut all {
+            holder.send(&format!("open {}", path.display()));
+        }
+        for holder in &mut all {
+            assert_eq!(holder.answer(), Ok(String::new()));
+        }
+        for (n, holder) in all.iter_mut().enumerate() {
+            holder.ok(&format!("put {n}"));
+        }
+        assert_eq!(all[0].ok("count"), "6");
+    }
+}
