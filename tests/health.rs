@@ -77,7 +77,8 @@ fn outcome(verification: &Value, id: &str) -> String {
     outcomes(verification).into_iter().find(|c| c.0 == id).unwrap_or_else(|| panic!("no {id}: {verification}")).1
 }
 
-const CHECKS: [&str; 6] = [
+const CHECKS: [&str; 7] = [
+    "content.whole",
     "generation.current",
     "holders.no_ghost",
     "holders.no_naked",

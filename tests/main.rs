@@ -11,6 +11,7 @@
 mod acceptance;
 mod bad_input;
 mod cli;
+mod destroyed;
 mod durability;
 mod health;
 mod hermes;

@@ -133,9 +133,12 @@ impl From<StoreError> for Problem {
             StoreError::Source { .. } => (StatusCode::BAD_REQUEST, None),
             StoreError::Database(d) => match d {
                 DatabaseError::Full => (StatusCode::INSUFFICIENT_STORAGE, None),
-                DatabaseError::Busy { .. } | DatabaseError::Retired { .. } | DatabaseError::Closed => {
-                    (StatusCode::SERVICE_UNAVAILABLE, Some(1))
-                }
+                DatabaseError::Busy { .. }
+                | DatabaseError::Retired { .. }
+                | DatabaseError::Doubtful { .. }
+                | DatabaseError::Closed => (StatusCode::SERVICE_UNAVAILABLE, Some(1)),
+                // It does not pass with time.
+                DatabaseError::Destroyed(_) => (StatusCode::SERVICE_UNAVAILABLE, None),
                 DatabaseError::Refused(_) | DatabaseError::ReadOnly => (StatusCode::SERVICE_UNAVAILABLE, Some(5)),
                 _ => (StatusCode::INTERNAL_SERVER_ERROR, None),
             },

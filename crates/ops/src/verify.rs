@@ -10,6 +10,7 @@ use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use statehouse_sessions::sqlite::APPLICATION_ID;
 use statehouse_sessions::{OpenMode, SqliteStore, Store as _};
+use statehouse_sqlite::destroyed::{self, Mark};
 use statehouse_sqlite::headers::{self, Headers};
 use statehouse_sqlite::holders::{self, Holder, Report, Standing, Verdict};
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
@@ -118,6 +119,11 @@ fn refuse_alarming(family: &Family) -> Result<()> {
 /// When there is nothing to verify: no database, or files that are not safe to look at.
 pub fn verify(proof: &Proof<'_>) -> Result<Verification> {
     let family = Family::of(proof.path)?;
+    if let Some(mark) = destroyed::mark(&family)? {
+        // Whatever else could be found out would be about something else than what was acknowledged.
+        let checks = vec![run("content.whole", || ruined(&family, &mark))];
+        return Ok(Verification { path: family.main().to_string_lossy().into_owned(), healthy: false, checks });
+    }
     let begun = Instant::now();
     let (mut checks, view) = loop {
         let view = View::of(&family)?;
@@ -139,6 +145,22 @@ pub fn verify(proof: &Proof<'_>) -> Result<Verification> {
     }
     let healthy = !checks.iter().any(|c| c.status.unhealthy());
     Ok(Verification { path: family.main().to_string_lossy().into_owned(), healthy, checks })
+}
+
+/// What is to be said of a database that was destroyed under a process of ours.
+fn ruined(family: &Family, mark: &Mark) -> Found {
+    let copies = match (&mark.evidence, &mark.missing) {
+        (Some(place), None) => format!("copies of the other files are in {}", place.display()),
+        (Some(place), Some(why)) => format!("what could be copied is in {}: {why}", place.display()),
+        (None, why) => format!("nothing could be copied: {}", why.as_deref().unwrap_or("it is not known why")),
+    };
+    Found::new(Outcome::Fail, "a file of it was truncated or overwritten while it was in use")
+        .detail(format!("{} {copies}", mark.sentence))
+        .hint(format!(
+            "Keep every file. Put the database in order from the copies, a snapshot or a backup, with every program stopped; \
+             then remove {}, and verify again.",
+            destroyed::mark_path(family).display()
+        ))
 }
 
 /// The database as seen from outside.
@@ -187,6 +209,9 @@ impl View {
 
     fn seen_from_outside(&self) -> Vec<Check> {
         vec![
+            run("content.whole", || {
+                Found::new(Outcome::Ok, "no process of ours has seen it truncated or overwritten while it was in use")
+            }),
             run("generation.current", || self.generation()),
             run("holders.no_ghost", || self.ghosts()),
             run("holders.no_naked", || self.naked()),

@@ -15,8 +15,14 @@
 **   unlink  of -wal and -shm is refused, until the database leaves WAL mode
 **   mmap    (and munmap) notes where the index of a log is mapped
 **   write, pwrite, ftruncate, fallocate
-**           are refused on a number that is not SQLite's file any more, and in a child
-**           of fork whose parent was writing
+**           are refused on a number that is not SQLite's file any more, in a child of fork whose
+**           parent was writing, and on a family that was given up
+**
+** A stranger can shorten -shm while SQLite has it mapped, and the next look at what is gone is SIGBUS.
+** Nobody can look quickly enough to prevent that. So the core answers SIGBUS where it hits a mapping of
+** SQLite's: private memory takes the place of the mapping, the family is given up, and SQLite goes on for
+** the moment in which it reads zeros and can change none of its files. A signal that is about anything else goes
+** to whoever answered it before. A family is also given up when its content was found destroyed.
 **
 ** SQLite unlinks the log with its last close, and when a database leaves WAL mode. To both it
 ** takes the main file's exclusive lock and copies the log first. The close needs no unlink: a log
@@ -48,6 +54,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,6 +85,7 @@ struct inode {
   int lost;                  /* the owner was taken away: every lock call fails */
   int inherited;             /* the ranges were taken by a parent process */
   int parents;               /* this process is a child, and its parent held a write lock here at the fork */
+  int given_up;              /* SQLite may not change it any more, until it has closed all descriptors */
   int unlinks;               /* what SQLite wanted unlinked under the exclusive lock that still stands */
   struct sh_range *ranges;   /* what the owner holds, sorted, disjoint */
   size_t held;
@@ -114,6 +122,8 @@ static struct mapping *mappings;
 static pid_t home;           /* the process that the owners belong to */
 static uint64_t marks;
 static int forked_while_writing;   /* some inode may be its parent's to write */
+static volatile int copying;       /* the mutex is held while a mapping is read */
+static struct sigaction bus_before;
 
 static int (*real_open)(const char *, int, int);
 static int (*real_close)(int);
@@ -380,7 +390,9 @@ static int inode_is_parents(const struct inode *i){
 static void make_private(const struct mapping *m){
   char *copy = mmap(0, m->length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if( copy != MAP_FAILED ){
+    copying = 1;
     memcpy(copy, m->at, m->length);
+    copying = 0;
     if( mremap(copy, m->length, m->length, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) != MAP_FAILED ) return;
     munmap(copy, m->length);
   }
@@ -593,13 +605,76 @@ int sh_fcntl(int fd, int command, ...){
   return rc;
 }
 
+/* Gives up every file of the family that this inode belongs to. The mutex is held. */
+static void give_up(const struct inode *gone){
+  struct mapping *m;
+  size_t n, k;
+  for(n = 0; n < table_size; n++){
+    size_t length;
+    if( table[n].inode != gone ) continue;
+    length = family_length(table[n].path);
+    for(k = 0; k < table_size; k++){
+      const struct descriptor *d = &table[k];
+      if( d->inode && family_length(d->path) == length && strncmp(d->path, table[n].path, length) == 0 ){
+        d->inode->given_up = 1;
+      }
+    }
+  }
+  for(m = mappings; m; m = m->next){
+    if( m->inode == 0 || !m->inode->given_up ) continue;
+    mmap(m->at, m->length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  }
+}
+
+/* 1 if the address is in a mapping of SQLite's, which can be touched from now on. */
+static int give_way(const char *address){
+  struct mapping *m;
+  int found = 0;
+  /* SQLite touches its mappings while it holds no lock of the core; only a child that copies one does. */
+  int locked = !copying;
+  if( locked ) pthread_mutex_lock(&mutex);
+  for(m = mappings; m; m = m->next){
+    if( address < m->at || address >= m->at + m->length ) continue;
+    found = mmap(m->at, m->length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
+    if( m->inode ) give_up(m->inode);
+    break;
+  }
+  if( locked ) pthread_mutex_unlock(&mutex);
+  return found;
+}
+
+static void on_bus(int number, siginfo_t *info, void *context){
+  int error = errno;
+  int given = info->si_code > 0 && give_way(info->si_addr);
+  errno = error;
+  if( given ) return;
+  if( bus_before.sa_flags & SA_SIGINFO ){
+    bus_before.sa_sigaction(number, info, context);
+  }else if( bus_before.sa_handler == SIG_DFL || (bus_before.sa_handler == SIG_IGN && info->si_code > 0) ){
+    /* What the system does by itself; a signal that was sent comes once more. */
+    signal(number, SIG_DFL);
+    if( info->si_code <= 0 ) raise(number);
+  }else if( bus_before.sa_handler != SIG_IGN ){
+    bus_before.sa_handler(number);
+  }
+}
+
+static int answer_bus(void){
+  struct sigaction answer;
+  memset(&answer, 0, sizeof answer);
+  sigemptyset(&answer.sa_mask);
+  answer.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  answer.sa_sigaction = on_bus;
+  return sigaction(SIGBUS, &answer, &bus_before) == 0 ? 0 : errno;
+}
+
 /* 0 if SQLite may change the file behind its descriptor now, or -1 with errno set. */
 static int may_change(int fd){
   const struct inode *i;
   int rc = 0;
   enter();
   i = inode_of(fd);
-  if( i && (is_foreign(fd, i) || is_parents(table[fd].path)) ){
+  if( i && (i->given_up || is_foreign(fd, i) || is_parents(table[fd].path)) ){
     errno = EIO;
     rc = -1;
   }else if( i && i->unlinks ){
@@ -672,6 +747,7 @@ int sh_prepare(void){
   home = getpid();
   clock_gettime(CLOCK_MONOTONIC, &now);
   marks = (uint64_t)now.tv_nsec ^ ((uint64_t)home << 32) ^ (uint64_t)(uintptr_t)&now;
+  if( answer_bus() != 0 ) return errno;
   return pthread_atfork(before_fork, after_fork_parent, after_fork_child);
 }
 
@@ -744,6 +820,58 @@ int sh_owner(uint64_t device, uint64_t inode, struct sh_range *out, size_t room,
   }
   leave();
   return owner;
+}
+
+/* A descriptor of the inode that can be read at a position: the owner, else one of SQLite's. -1: none. */
+static int readable(const struct inode *i){
+  size_t fd;
+  if( i->owner >= 0 && !is_foreign(i->owner, i) ) return i->owner;
+  for(fd = 0; fd < table_size; fd++) if( table[fd].inode == i && !is_foreign((int)fd, i) ) return (int)fd;
+  return -1;
+}
+
+ssize_t sh_read(uint64_t device, uint64_t inode, void *out, size_t count, int64_t offset){
+  struct inode *i;
+  ssize_t got = -1;
+  int fd, error;
+  enter();
+  i = find((dev_t)device, (ino_t)inode);
+  errno = ESTALE;
+  if( i && !i->given_up && (fd = readable(i)) >= 0 ) got = pread(fd, out, count, offset);
+  error = errno;
+  leave();
+  errno = error;
+  return got;
+}
+
+int sh_locked(uint64_t device, uint64_t inode, int64_t start, int64_t end){
+  struct inode *i;
+  struct flock lock;
+  size_t fd;
+  int rc = -1;
+  enter();
+  i = find((dev_t)device, (ino_t)inode);
+  /* Not the owner: to itself its own locks are no obstacle. */
+  for(fd = 0; i && fd < table_size; fd++){
+    if( table[fd].inode != i || is_foreign((int)fd, i) ) continue;
+    memset(&lock, 0, sizeof lock);
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = start;
+    lock.l_len = end - start;
+    if( fcntl((int)fd, F_OFD_GETLK, &lock) == 0 ) rc = lock.l_type != F_UNLCK;
+    break;
+  }
+  leave();
+  return rc;
+}
+
+void sh_give_up(uint64_t device, uint64_t inode){
+  struct inode *i;
+  enter();
+  i = find((dev_t)device, (ino_t)inode);
+  if( i ) give_up(i);
+  leave();
 }
 
 void sh_counts(size_t *owners, size_t *descriptors){

@@ -6,6 +6,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 /* A descriptor that SQLite has open, as seen by fstat on it now. */
 struct sh_descriptor {
@@ -40,6 +41,16 @@ int sh_in_use(uint64_t device, uint64_t inode);
 
 /* The owner descriptor of an inode (-1: none) and the ranges that it should hold. */
 int sh_owner(uint64_t device, uint64_t inode, struct sh_range *out, size_t room, size_t *count);
+
+/* Reads at a position from a file that SQLite has open, and moves no offset. -1 with ESTALE when nothing of this
+** process has that file open, or its family was given up. */
+ssize_t sh_read(uint64_t device, uint64_t inode, void *out, size_t count, int64_t offset);
+
+/* 1 if anybody, this process too, has a lock on the range of a file that SQLite has open; 0 if nobody; -1: not known. */
+int sh_locked(uint64_t device, uint64_t inode, int64_t start, int64_t end);
+
+/* SQLite changes no file of this family any more and touches none of its mappings, until it has closed them all. */
+void sh_give_up(uint64_t device, uint64_t inode);
 
 /* How many owners are open, and how many descriptors of SQLite are known. For tests and status. */
 void sh_counts(size_t *owners, size_t *descriptors);

@@ -20,7 +20,7 @@ use crate::retired::Kept;
 use crate::ticket::{Ticket, ticket};
 use crate::turnstile::Turnstile;
 use crate::writer::{self, Queue, Typed};
-use crate::{busy, captures, doubt, locks, putback, recovery, retired, secure, side};
+use crate::{busy, captures, destroyed, doubt, locks, proof, putback, recovery, retired, secure, side};
 
 /// How often a handle that could not be reopened tries again.
 const RETRY: Duration = Duration::from_millis(250);
@@ -231,6 +231,14 @@ impl Database {
         match shared.readers.read(shared.options.patience, query) {
             // Nobody is let in to read while the handle is cut off.
             Err(Error::Busy { waited, holder }) => Err(shared.gate.cause().unwrap_or(Error::Busy { waited, holder })),
+            Err(why @ Error::Damaged { .. }) => match shared.gate.record().search() {
+                Err(found @ Error::Destroyed(_)) => {
+                    shared.gate.fence(found.again());
+                    shared.queue.rouse();
+                    Err(found)
+                }
+                _ => Err(why),
+            },
             answer => answer,
         }
     }
@@ -403,6 +411,9 @@ fn reopen(shared: &Shared, held: &mut Held) -> bool {
             }
             Err(_) if shared.queue.stopping() => return false,
             Err(e) => {
+                if let Some(why) = shared.gate.cause().filter(Error::needs_a_person) {
+                    shared.queue.refuse(&why);
+                }
                 // The same obstacle is told once, not four times a second.
                 let cause = e.to_string();
                 if told.as_ref() != Some(&cause) {
@@ -452,6 +463,8 @@ struct Held {
     unflushed: bool,
     /// The files of the generation, from the capture until the handle goes on.
     kept: Option<Kept>,
+    /// What was destroyed in place was kept and marked.
+    marked: bool,
     member: Registration,
 }
 
@@ -471,6 +484,7 @@ impl Held {
             fenced_since: Instant::now(),
             unflushed: false,
             kept: None,
+            marked: false,
             member,
         }
     }
@@ -498,14 +512,28 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         // Before the lock is taken, which others want: a read that does not end shall keep nobody else waiting.
         close_readers(shared)?;
     }
+    let why = shared.gate.cause();
     // Whoever removed the files may have removed the side directory too, and the directory above it.
-    side::make_again(family)?;
+    match side::make_again(family) {
+        // A destroyed file may not pass any check; the directory is there most often.
+        Err(_) if matches!(why, Some(Error::Destroyed(_))) => {}
+        made => drop(made?),
+    }
     // Openers wait for one that they know to be ours.
     held.register_again(shared)?;
     let patience = if shared.queue.stopping() { RETRY } else { shared.options.patience };
     let _lock = recovery::exclusive(family, patience)?;
     // Not before the lock is held: an opener that finds nobody unfenced on a retired generation goes on.
     held.member.set_fenced(true)?;
+    if let Some(Error::Destroyed(destruction)) = &why
+        && destruction.member != Member::Shm
+    {
+        // A person who has put the files in order has removed the mark. If they are not, it is made once more.
+        held.marked = !held.marked || destroyed::mark(family)?.is_some();
+        if held.marked {
+            destroyed::keep(family, &held.record.generation(), destruction)?;
+        }
+    }
     let considerate = held.fenced_since.elapsed() < CONSIDERATE;
     let lost = held.record.lost();
     if let Some(connection) = &held.connection
@@ -529,9 +557,26 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         putback::settle(family)?;
         held.settled = true;
     }
+    let in_doubt = matches!(why, Some(Error::Destroyed(_) | Error::Doubtful { .. }));
+    if in_doubt {
+        destroyed::refuse(family)?;
+        destroyed::refuse_foreign(family)?;
+        if why.as_ref().is_some_and(destroyed::index_is_void) {
+            destroyed::reset_index(family, held.record.making())?;
+        }
+    }
     let opened =
         opening::reopen(family, &shared.options, considerate).inspect_err(|e| held.unflushed |= e.poisons())?;
     let (before, now) = (held.record.generation(), opened.record.generation());
+    if in_doubt
+        && let Err(e) = proof::prove(family, &now, &opened.connection)
+        // Under files that were changed again meanwhile nothing is proved, and what was merged may be in them alone: the
+        // handle begins with them, and its first look fences it.
+        && opened.record.check().is_ok()
+    {
+        shared.gate.fence(e.again());
+        return Err(e);
+    }
     if let Some(kept) = &held.kept
         && (before.wal != now.wal || before.main != now.main)
     {
@@ -540,7 +585,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         side::make_again(family)?;
         retired::capture_kept(family, before, &before.differences(&now), kept, false)?;
         putback::settle(family)?;
-        opening::merge(family, &shared.options, &opened.connection)?;
+        opening::merge(&opened.record, &shared.options, &opened.connection)?;
     }
     // What no flush has confirmed is kept before anybody is told of it by a later write.
     if held.unflushed {

@@ -5,6 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::family::Member;
 
 /// The result of everything in this crate.
@@ -43,6 +45,15 @@ pub enum Error {
     /// The locks that keep this generation in place were taken from this process, or could not be used any more.
     #[error("this process has lost its locks on the database; what was not acknowledged may be missing")]
     LocksLost,
+    /// Somebody truncated or overwrote a file in place. The handle refuses reads and writes.
+    #[error(transparent)]
+    Destroyed(Box<Destruction>),
+    /// Somebody other than SQLite has written into the main file; whether anything is destroyed is being found out.
+    #[error("{} was written into by a program that is not SQLite; its content is being checked", path.display())]
+    Doubtful {
+        /// The main file.
+        path: PathBuf,
+    },
     /// The disk did not take a flush of the log. The write is there for everybody to see, and a power cut may take it away.
     #[error("the disk did not confirm that this write is kept; it may be kept or not")]
     Unflushed,
@@ -104,6 +115,51 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
+/// What was destroyed in place, and what that means for what was acknowledged.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Destruction {
+    /// Which file.
+    pub member: Member,
+    /// Its path.
+    pub path: PathBuf,
+    /// What was done to it, as the end of a sentence ("cut off to 0 bytes by another program").
+    pub what: String,
+    /// Frames of the log that were committed when it was whole; `None` if this process has not seen that.
+    pub frames: Option<u32>,
+    /// How many of these were in the main file.
+    pub copied: Option<u32>,
+}
+
+impl Destruction {
+    /// What is known to be lost, as a sentence.
+    pub fn loss(&self) -> String {
+        match (self.member, self.frames.zip(self.copied)) {
+            (Member::Shm, _) => "It only indexes the log, so nothing is lost.".into(),
+            (Member::Wal, Some((frames, copied))) if frames == copied => {
+                "All that was in it is in the main file too, so nothing that was acknowledged is lost.".into()
+            }
+            (Member::Wal, Some((frames, copied))) => format!(
+                "The last {} of its {frames} frames were not in the main file yet: what was acknowledged after the last \
+                 checkpoint is lost, unless a copy has it.",
+                frames.saturating_sub(copied)
+            ),
+            (Member::Main, Some((frames, _))) if frames > 0 => format!(
+                "The log holds the pages of the last {frames} frames; every other page is lost, unless a copy has it."
+            ),
+            (Member::Main, Some(_)) => "The log is empty, so every page is lost, unless a copy has it.".into(),
+            _ => "How much of it is lost is not known.".into(),
+        }
+    }
+}
+
+impl fmt::Display for Destruction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} was {}; writing has stopped. {}", self.path.display(), self.what, self.loss())
+    }
+}
+
+impl std::error::Error for Destruction {}
+
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident, $code:literal, $sentence:literal, $hint:literal;)*) => {
         /// Why opening was refused. Each has a code that never changes its meaning.
@@ -147,6 +203,8 @@ reasons! {
     WalWithoutMain, "refused_wal_without_main", "is left over without its main file; creating one would destroy it", "Restore the main file beside it, or move the left-over file away.";
     /// A log whose header is garbage and whose frames are valid: SQLite would ignore committed data.
     WalHeader, "refused_wal_header", "has a damaged header before valid frames; SQLite would ignore what was committed in it", "Copy the family away, then recover the frames from the copy.";
+    /// A file was truncated or overwritten while it was in use, and nobody has said since how to go on.
+    Destroyed, "refused_destroyed", "was truncated or overwritten while it was in use", "Keep every file as it is and run `statehouse verify`. What was whole then was copied to the place that is named; when you have put the files in order, remove the file `destroyed.json` from the directory that ends in .statehouse.";
     /// The database is in rollback mode and the operation is for WAL mode.
     RollbackMode, "refused_rollback_mode", "is in rollback mode, which has no log to protect", "Wait until its program switches to WAL mode.";
     /// A transaction was interrupted and is not rolled back yet.
@@ -205,6 +263,8 @@ impl Error {
             Error::ReadOnly => "read_only",
             Error::Retired { .. } => "retired",
             Error::LocksLost => "locks_lost",
+            Error::Destroyed(_) => "destroyed",
+            Error::Doubtful { .. } => "doubtful",
             Error::Unflushed => "not_durable",
             Error::Damaged { .. } => "damaged",
             Error::Closed => "closed",
@@ -224,6 +284,8 @@ impl Error {
             Error::ReadOnly => Error::ReadOnly,
             Error::Retired { members } => Error::Retired { members: members.clone() },
             Error::LocksLost => Error::LocksLost,
+            Error::Destroyed(d) => Error::Destroyed(d.clone()),
+            Error::Doubtful { path } => Error::Doubtful { path: path.clone() },
             Error::Unflushed => Error::Unflushed,
             Error::Damaged { detail } => Error::Damaged { detail: detail.clone() },
             Error::Closed => Error::Closed,
@@ -247,12 +309,21 @@ impl Error {
     pub(crate) fn poisons(&self) -> bool {
         use rusqlite::ErrorCode as C;
         match self {
-            Error::Retired { .. } | Error::LocksLost | Error::Unflushed => true,
+            Error::Retired { .. }
+            | Error::LocksLost
+            | Error::Unflushed
+            | Error::Destroyed(_)
+            | Error::Doubtful { .. } => true,
             Error::Sqlite(e) => {
                 matches!(e.sqlite_error_code(), Some(C::SystemIoFailure | C::CannotOpen | C::FileLockingProtocolFailed))
             }
             _ => false,
         }
+    }
+
+    /// True if going on needs a person. An index that was destroyed is made anew from the log.
+    pub(crate) fn needs_a_person(&self) -> bool {
+        matches!(self, Error::Destroyed(d) if d.member != Member::Shm)
     }
 
     /// What to do next.
@@ -268,6 +339,14 @@ impl Error {
             Error::LocksLost => {
                 "Nothing to do: the handle opens the database again. Find out what closes descriptors in this process."
             }
+            Error::Destroyed(d) if d.member == Member::Shm => {
+                "Nothing to do: the handle goes on by itself. Find out what truncates or overwrites files there."
+            }
+            Error::Destroyed(_) => {
+                "Stop every program that uses it, keep every file, and run `statehouse verify`; what was whole is copied below the \
+                 directory that ends in .statehouse, in `retired`."
+            }
+            Error::Doubtful { .. } => "Nothing to do: the handle goes on by itself when the content is whole.",
             Error::Unflushed => {
                 "Look into the system's log for errors of the disk, then send the write again with the same id."
             }

@@ -79,6 +79,10 @@ pub struct Status {
     pub uid: u32,
     /// Length in bytes.
     pub size: u64,
+    /// When the content was changed last, in nanoseconds since 1970. Anybody who may write can set it.
+    pub modified_ns: i64,
+    /// When anything about the file was changed last. Nobody can set it.
+    pub changed_ns: i64,
     /// True if the file is itself a mount point (a single file mounted into a container).
     pub mount_root: bool,
 }
@@ -108,8 +112,8 @@ impl Status {
         match rustix::fs::statx(dir, path, flags, wanted) {
             Ok(x) => {
                 const MOUNT_ROOT: u64 = 0x2000; // STATX_ATTR_MOUNT_ROOT of linux/stat.h
-                let born = (x.stx_mask & StatxFlags::BTIME.bits() != 0)
-                    .then(|| x.stx_btime.tv_sec.wrapping_mul(1_000_000_000) + i64::from(x.stx_btime.tv_nsec));
+                let ns = |t: rustix::fs::StatxTimestamp| t.tv_sec.wrapping_mul(1_000_000_000) + i64::from(t.tv_nsec);
+                let born = (x.stx_mask & StatxFlags::BTIME.bits() != 0).then(|| ns(x.stx_btime));
                 Ok(Some(Status {
                     identity: Identity {
                         device: rustix::fs::makedev(x.stx_dev_major, x.stx_dev_minor),
@@ -120,6 +124,8 @@ impl Status {
                     links: x.stx_nlink,
                     uid: x.stx_uid,
                     size: x.stx_size,
+                    modified_ns: ns(x.stx_mtime),
+                    changed_ns: ns(x.stx_ctime),
                     mount_root: x.stx_attributes.bits() & MOUNT_ROOT != 0,
                 }))
             }
@@ -198,8 +204,16 @@ impl Family {
     /// # Errors
     /// Whatever `statx` answers, except "no such file".
     pub fn generation(&self) -> std::io::Result<Generation> {
-        let id = |m| Status::of(&self.path(m)).map(|s| s.map(|s| s.identity));
-        Ok(Generation { main: id(Member::Main)?, wal: id(Member::Wal)?, shm: id(Member::Shm)? })
+        Ok(Generation::of(&self.statuses()?))
+    }
+
+    /// The status of main file, log and index, in this order.
+    ///
+    /// # Errors
+    /// As [`Family::generation`].
+    pub(crate) fn statuses(&self) -> std::io::Result<[Option<Status>; 3]> {
+        let status = |m| Status::of(&self.path(m));
+        Ok([status(Member::Main)?, status(Member::Wal)?, status(Member::Shm)?])
     }
 }
 
@@ -215,6 +229,12 @@ pub struct Generation {
 }
 
 impl Generation {
+    /// The generation of what was looked at.
+    pub(crate) fn of([main, wal, shm]: &[Option<Status>; 3]) -> Generation {
+        let identity = |status: &Option<Status>| status.map(|s| s.identity);
+        Generation { main: identity(main), wal: identity(wal), shm: identity(shm) }
+    }
+
     /// The identity of one member.
     pub fn get(&self, member: Member) -> Option<Identity> {
         match member {

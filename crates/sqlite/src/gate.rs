@@ -69,6 +69,12 @@ impl Gate {
                     if !matches!(state.phase, Phase::Fenced(_)) {
                         continue;
                     }
+                    if let Phase::Fenced(why) = &state.phase
+                        && why.needs_a_person()
+                    {
+                        // It does not pass with time.
+                        return Err(why.again());
+                    }
                     let Some(left) = patience.checked_sub(begun.elapsed()) else { return Err(why) };
                     drop(self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner));
                 }
@@ -93,11 +99,15 @@ impl Gate {
         }
     }
 
-    /// Cuts the handle off. The first reason stays.
+    /// Cuts the handle off. The first reason stays, unless it has turned out to be destruction.
     pub(crate) fn fence(&self, why: Error) {
         let mut state = self.lock();
-        if matches!(state.phase, Phase::Open) {
-            state.phase = Phase::Fenced(why);
+        match &state.phase {
+            Phase::Open => state.phase = Phase::Fenced(why),
+            Phase::Fenced(_) if why.needs_a_person() => {
+                state.phase = Phase::Fenced(why);
+            }
+            Phase::Fenced(_) | Phase::Closed => {}
         }
         drop(state);
         self.changed.notify_all();

@@ -1,12 +1,16 @@
 //! The generation that a handle uses, and whether the paths still name it.
 //!
-//! The check is three `statx` calls by path, and a look at the two owner descriptors that hold this process's locks. It
-//! opens nothing, takes no lock, and is made before and after every commit, before every read, and four times a second on
-//! an idle handle.
+//! The check is three `statx` calls by path, a look at the two owner descriptors that hold this process's locks, and a look at
+//! the content (`content.rs`). It opens nothing, takes no lock, and is made before and after every commit, before every
+//! read, and four times a second on an idle handle.
 
+use std::sync::Arc;
+
+use crate::content::Content;
 use crate::error::{Error, Result};
 use crate::family::{Family, Generation, Member};
-use crate::locks;
+use crate::index::Index;
+use crate::locks::{self, OpenFile};
 
 /// The bytes of the main file that every connection to a generation holds a shared lock on (os_unix.c, `SHARED_FIRST`).
 pub const SHARED_BYTES: (i64, i64) = (0x4000_0002, 0x4000_0002 + 510);
@@ -19,6 +23,7 @@ pub const PRESENCE_BYTE: (i64, i64) = (128, 129);
 pub struct Record {
     family: Family,
     generation: Generation,
+    content: Arc<Content>,
 }
 
 impl Record {
@@ -38,7 +43,7 @@ impl Record {
         };
         let members: Vec<Member> = [Member::Main, Member::Wal, Member::Shm].into_iter().filter(differs).collect();
         if members.is_empty() {
-            Ok(Record { family: family.clone(), generation: named })
+            Ok(Record { family: family.clone(), generation: named, content: Arc::default() })
         } else {
             Err(Error::Retired { members })
         }
@@ -54,20 +59,38 @@ impl Record {
         self.generation
     }
 
-    /// Proves that the paths still name what was recorded, and that this process still has the locks on it that it took.
+    /// Proves that the paths still name what was recorded, that this process still has the locks on it that it took, and that
+    /// nobody has destroyed the content in place.
     ///
     /// # Errors
-    /// [`Error::Retired`] with the members that differ (a path that cannot be looked at counts as one that does), or
-    /// [`Error::LocksLost`] when an owner descriptor was taken away.
+    /// [`Error::Retired`] with the members that differ (a path that cannot be looked at counts as one that does),
+    /// [`Error::LocksLost`] when an owner descriptor was taken away, [`Error::Destroyed`], or [`Error::Doubtful`].
     pub fn check(&self) -> Result<()> {
-        let members = match self.family.generation() {
-            Ok(now) => self.generation.differences(&now),
-            Err(_) => vec![Member::Main],
-        };
+        // Before the files: what the index says was true of them when it was read.
+        let index = self.generation.shm.map_or(Ok(None), |shm| Index::read(&OpenFile(shm)));
+        let Ok(statuses) = self.family.statuses() else { return Err(Error::Retired { members: vec![Member::Main] }) };
+        let members = self.generation.differences(&Generation::of(&statuses));
         if !members.is_empty() {
             return Err(Error::Retired { members });
         }
-        if self.locked() { Ok(()) } else { Err(Error::LocksLost) }
+        if !self.locked() {
+            return Err(Error::LocksLost);
+        }
+        self.content.check(&self.family, &self.generation, index, statuses)
+    }
+
+    /// Which making of the index this process has used.
+    pub(crate) fn making(&self) -> Option<u32> {
+        self.content.making()
+    }
+
+    /// As [`Record::check`], after SQLite has said that the content is damaged: looks further than each commit can afford.
+    ///
+    /// # Errors
+    /// As [`Record::check`].
+    pub(crate) fn search(&self) -> Result<()> {
+        self.check()?;
+        self.content.search(&self.family, &self.generation)
     }
 
     /// The members whose paths name something else now, or nothing.

@@ -131,7 +131,7 @@ pub fn check(inspected: &Inspected) -> Result<Headers> {
 }
 
 /// Opens the checked inode for reading, without changing its time of access where the system lets us.
-fn open(seen: &Seen) -> std::io::Result<OwnedFd> {
+pub(crate) fn open(seen: &Seen) -> std::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let path = seen.magic_path();
     match rustix::fs::openat(CWD, &path, flags | OFlags::NOATIME, Mode::empty()) {

@@ -14,6 +14,7 @@ use rusqlite::ffi;
 
 use crate::error::{Error, Reason, Result};
 use crate::family::Identity;
+use crate::wal::ReadAt;
 
 mod core {
     use std::ffi::{c_char, c_int};
@@ -45,6 +46,9 @@ mod core {
         pub(super) fn sh_descriptors(path: *const c_char, out: *mut Descriptor, room: usize) -> usize;
         pub(super) fn sh_in_use(device: u64, inode: u64) -> c_int;
         pub(super) fn sh_owner(device: u64, inode: u64, out: *mut Range, room: usize, count: *mut usize) -> c_int;
+        pub(super) fn sh_read(device: u64, inode: u64, out: *mut u8, count: usize, offset: i64) -> isize;
+        pub(super) fn sh_locked(device: u64, inode: u64, start: i64, end: i64) -> c_int;
+        pub(super) fn sh_give_up(device: u64, inode: u64);
         pub(super) fn sh_counts(owners: *mut usize, descriptors: *mut usize);
     }
 }
@@ -177,6 +181,35 @@ pub fn owned(identity: Identity) -> Option<Owned> {
         unsafe { core::sh_owner(identity.device, identity.inode, ranges.as_mut_ptr(), ranges.len(), &raw mut count) };
     let ranges = ranges.iter().take(count).map(|r| Range { start: r.start, end: r.end, write: r.write != 0 }).collect();
     (owner >= 0).then_some(Owned { owner, ranges })
+}
+
+/// A file that SQLite has open in this process, read through a descriptor that is there already: nothing is opened, and
+/// no offset is moved.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OpenFile(pub(crate) Identity);
+
+impl ReadAt for OpenFile {
+    /// Answers `ESTALE` when SQLite has closed the file, or its family was given up.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
+        let Ok(offset) = i64::try_from(offset) else { return Ok(0) };
+        // SAFETY: `buffer` has room for as many bytes as the call is told.
+        let read = unsafe { core::sh_read(self.0.device, self.0.inode, buffer.as_mut_ptr(), buffer.len(), offset) };
+        usize::try_from(read).map_err(|_| std::io::Error::last_os_error())
+    }
+}
+
+/// True if anybody, this process included, has a lock on these bytes, or if that could not be found out.
+pub(crate) fn locked_by_anybody(identity: Identity, start: i64, end: i64) -> bool {
+    // SAFETY: the function only asks the kernel, on a descriptor from the core's own table, under its mutex.
+    unsafe { core::sh_locked(identity.device, identity.inode, start, end) != 0 }
+}
+
+/// From now on SQLite changes no file of the family that this file belongs to, and touches none of its shared memory,
+/// until it has closed all of them. What runs at this moment fails; closing works.
+pub(crate) fn give_up(identity: Identity) {
+    // SAFETY: the core puts private memory in the place of mappings that it noted itself, at the same addresses and with
+    // the same access, so that whoever uses them goes on reading and writing memory of this process.
+    unsafe { core::sh_give_up(identity.device, identity.inode) }
 }
 
 /// How many owner descriptors and how many descriptors of SQLite's are open. After the last connection is closed both

@@ -4,7 +4,7 @@ use rusqlite::Connection;
 
 use crate::connect;
 use crate::database::{Event, Options, Schema};
-use crate::error::{Error, Reason, Result};
+use crate::error::{Error, Failure, Reason, Result};
 use crate::family::Family;
 use crate::flush::Committer;
 use crate::generation::Record;
@@ -74,8 +74,9 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
         }
         let opened = match connect_to(family, options, &prepared) {
             Ok(opened) => opened,
-            // Somebody removed or replaced the files in between; or another handle of this process still has to notice it.
-            Err(Error::Retired { .. }) if n + 1 < TRIES => {
+            // Somebody removed or replaced the files in between; or another handle of this process still has to notice it. An
+            // old index beside a log that was just removed looks like a log that was cut off.
+            Err(Error::Retired { .. } | Error::Destroyed(_)) if n + 1 < TRIES => {
                 drop(lock);
                 std::thread::sleep(PAUSE);
                 continue;
@@ -85,7 +86,7 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
         drop(lock);
         if captures::pending(family) || doubt::raised(family) {
             let _lock = recovery::exclusive(family, options.patience)?;
-            settle(family, options, &opened.connection)?;
+            settle(&opened.record, options, &opened.connection)?;
         }
         return Ok(opened);
     }
@@ -117,17 +118,17 @@ pub(crate) fn reopen(family: &Family, options: &Options, considerate: bool) -> R
     // Others want the lock; among them may be the one that keeps this process waiting.
     let options = &Options { patience: options.patience.min(REOPEN), ..options.clone() };
     let opened = connect_to(family, options, &prepared)?;
-    settle(family, options, &opened.connection)?;
+    settle(&opened.record, options, &opened.connection)?;
     Ok(opened)
 }
 
 /// What is to be done in an open database before anybody is answered from it. To be called with the exclusive side of the
 /// recovery lock.
-fn settle(family: &Family, options: &Options, connection: &Committer) -> Result<()> {
-    if doubt::raised(family) {
-        doubt::settle(family, connection)?;
+fn settle(record: &Record, options: &Options, connection: &Committer) -> Result<()> {
+    if doubt::raised(record.family()) {
+        doubt::settle(record.family(), connection)?;
     }
-    merge(family, options, connection)
+    merge(record, options, connection)
 }
 
 fn unchanged(family: &Family, prepared: &Prepared) -> Result<bool> {
@@ -143,10 +144,13 @@ fn connect_to(family: &Family, options: &Options, prepared: &Prepared) -> Result
     if record.generation().main != prepared.inspected.generation().main {
         return Err(Error::refused(Reason::Changed, family.main(), "another file took its place"));
     }
+    // What was read so far may have been read by an index that somebody cut off. From here on the record would tell.
+    record.check()?;
+    connection.execute_batch("PRAGMA shrink_memory")?;
     if let Some(schema) = &options.schema
         && !schema.current(&connection)?
     {
-        migrate(family, &connection, schema.as_ref())?;
+        migrate(&record, &connection, schema.as_ref())?;
     }
     if prepared.fresh || !prepared.inspected.created_before() {
         side::mark_created(&prepared.inspected)?;
@@ -154,8 +158,8 @@ fn connect_to(family: &Family, options: &Options, prepared: &Prepared) -> Result
     Ok(Opened { connection, record, member })
 }
 
-fn migrate(family: &Family, connection: &Connection, schema: &dyn Schema) -> Result<()> {
-    let turnstile = Turnstile::open(&family.side_directory())?;
+fn migrate(record: &Record, connection: &Connection, schema: &dyn Schema) -> Result<()> {
+    let turnstile = Turnstile::open(&record.family().side_directory())?;
     let _turn = turnstile.enter()?;
     connection.execute_batch("BEGIN IMMEDIATE")?;
     // Another process may have done it while this one waited. SQLite notices a schema that has changed when it runs a
@@ -166,7 +170,7 @@ fn migrate(family: &Family, connection: &Connection, schema: &dyn Schema) -> Res
         Ok(false) => schema.migrate(connection).map_err(Error::from),
         Err(e) => Err(e),
     };
-    match done.and_then(|()| Ok(connection.execute_batch("COMMIT")?)) {
+    match done.and_then(|()| record.check()).and_then(|()| Ok(connection.execute_batch("COMMIT")?)) {
         Ok(()) => Ok(()),
         Err(e) => {
             if !connection.is_autocommit() {
@@ -178,14 +182,25 @@ fn migrate(family: &Family, connection: &Connection, schema: &dyn Schema) -> Res
 }
 
 /// Takes over what captures hold that were not merged yet. To be called with the exclusive side of the recovery lock.
-pub(crate) fn merge(family: &Family, options: &Options, connection: &Committer) -> Result<()> {
+pub(crate) fn merge(record: &Record, options: &Options, connection: &Committer) -> Result<()> {
     let Some(schema) = &options.schema else { return Ok(()) };
+    let family = record.family();
     if !captures::pending(family) {
         return Ok(());
     }
     let turnstile = Turnstile::open(&family.side_directory())?;
     let _turn = turnstile.enter()?;
-    let rows = captures::merge(family, connection, &|live, image| schema.merge(live, image))?;
-    options.tell(&Event::Merged { rows });
+    let merged = captures::merge(family, connection, &|live, image| {
+        let rows = schema.merge(live, image)?;
+        record.check().map_err(Failure::abort)?;
+        Ok(rows)
+    });
+    match merged {
+        Ok(rows) => options.tell(&Event::Merged { rows }),
+        // What was taken over may be in this generation alone, so the connection must stay open until it is captured: the
+        // handle begins with it, sees the same at its first look, and captures it. The rest is merged after that.
+        Err(_) if record.check().is_err() => {}
+        Err(e) => return Err(e),
+    }
     Ok(())
 }

@@ -10,7 +10,7 @@ use crate::generation::PRESENCE_BYTE;
 use crate::headers::{self, Headers};
 use crate::holders::{self, Holder};
 use crate::secure::{self, Inspected, Purpose};
-use crate::{filesystem, members, ofd, side};
+use crate::{destroyed, filesystem, members, ofd, side};
 
 /// How long an opener waits for processes of ours that use a retired generation: they notice within a second.
 const NOTICE: Duration = Duration::from_secs(5);
@@ -27,6 +27,8 @@ pub(crate) struct Prepared {
 
 /// Checks the files, creates and tightens what is ours, and makes the side directory. A refusal leaves the disk as it was.
 pub(crate) fn prepare(family: &Family, create: bool, application_id: i32) -> Result<Prepared> {
+    // Before the files: one that was destroyed may not pass for what it was, and this says more.
+    destroyed::refuse(family)?;
     let mut inspected = secure::inspect(family, Purpose::Own)?;
     if !create {
         inspected.require_main()?;

@@ -35,7 +35,7 @@ struct Manifest<'a> {
 }
 
 /// A new description of the file that SQLite has open, whatever its name leads to now. The lock core makes closing it harmless.
-fn descriptor(family: &Family, member: Member, wanted: Option<Identity>) -> Result<Option<File>> {
+pub(crate) fn descriptor(family: &Family, member: Member, wanted: Option<Identity>) -> Result<Option<File>> {
     let path = family.path(member);
     let open = locks::descriptors(&path).into_iter().find(|d| wanted == Some(d.identity));
     let Some(open) = open else { return Ok(None) };

@@ -181,6 +181,14 @@ impl Queue {
         }
     }
 
+    /// Answers everything that waits with an error that does not pass.
+    pub(crate) fn refuse(&self, why: &Error) {
+        let waiting: Vec<_> = self.lock().waiting.drain(..).collect();
+        for queued in waiting {
+            queued.answer(Err(why.again()));
+        }
+    }
+
     /// Wakes the writer though there may be no request.
     pub(crate) fn rouse(&self) {
         self.lock().roused = true;
@@ -233,7 +241,9 @@ fn answer(batch: Vec<Queued>, outcome: &Result<()>) {
 pub(crate) fn commit(connection: &Committer, record: &Record, batch: &mut Vec<Queued>) -> Result<()> {
     record.check()?;
     begin(connection, record, batch)?;
-    let done = statements(connection, batch).and_then(|()| Ok(connection.commit()?));
+    // With an index that was cut off meanwhile the statements may have read pages that are older than the last commit, and
+    // what was made from them must not become a commit.
+    let done = statements(connection, batch).and_then(|()| record.check()).and_then(|()| Ok(connection.commit()?));
     if done.is_err() && !connection.is_autocommit() {
         // If even this fails the connection still has its transaction, and the next BEGIN says so.
         let _ = connection.execute_batch("ROLLBACK");
@@ -275,6 +285,11 @@ pub(crate) fn recover(
     mut batch: Vec<Queued>,
     why: Error,
 ) {
+    // What SQLite finds damaged may have been destroyed by somebody else just now.
+    let why = match why {
+        Error::Damaged { .. } => record.search().err().unwrap_or(why),
+        why => why,
+    };
     if why.poisons() {
         return fence(gate, queue, batch, why);
     }
@@ -297,12 +312,13 @@ pub(crate) fn recover(
 }
 
 fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) {
-    if !matches!(why, Error::Retired { .. }) {
+    if !matches!(why, Error::Retired { .. } | Error::Destroyed(_)) {
         for queued in &mut batch {
             queued.attempts += 1;
         }
     }
-    let (spent, again): (Vec<_>, Vec<_>) = batch.into_iter().partition(|q| q.attempts >= ATTEMPTS);
+    let forever = why.needs_a_person();
+    let (spent, again): (Vec<_>, Vec<_>) = batch.into_iter().partition(|q| forever || q.attempts >= ATTEMPTS);
     queue.put_back(again);
     answer(spent, &Err(why.again()));
     gate.fence(why);

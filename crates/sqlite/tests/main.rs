@@ -14,6 +14,7 @@ mod gone;
 mod holder;
 mod holders;
 mod image;
+mod inplace;
 mod locks;
 mod members;
 mod powercut;

@@ -167,6 +167,8 @@ mod tests {
             "disk_full",
             "read_only",
             "retired",
+            "destroyed",
+            "doubtful",
             "not_durable",
             "damaged",
             "closed",

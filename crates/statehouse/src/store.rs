@@ -53,7 +53,7 @@ pub(crate) fn lost() -> bool {
 /// What happens to the handle belongs into the log; it never carries anything of the content.
 fn log(event: &Event) {
     match event {
-        Event::Fenced { cause } => tracing::warn!("the store's files are no longer what the paths name: {cause}"),
+        Event::Fenced { cause } => tracing::warn!("the store is not read or written any more: {cause}"),
         Event::Merged { rows } => tracing::info!("{rows} rows that only the retired files had were taken over"),
         Event::Reopened => tracing::info!("the store is open again"),
         Event::Lost { cause, transactions } => {

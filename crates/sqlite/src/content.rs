@@ -1,0 +1,75 @@
+//! Whether the content of the files is still what SQLite left in them.
+//!
+//! A program that truncates a file of a database or copies another one onto it leaves the identity as it was: device, inode
+//! and birth are the same, and the locks stand. SQLite takes what it finds. So each look at the generation is also a look at
+//! the content (`examine.rs` says at what, and what it cannot see), and costs two small reads beside the three `statx` calls
+//! that are made anyway. What was found once stays found: a handle that has seen its content destroyed never believes it again,
+//! and begins anew with another record, after a proof of all of it (`proof.rs`).
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::error::{Error, Result};
+use crate::examine::{Examiner, Finding, Look, Seen};
+use crate::family::{Family, Generation, Member, Status};
+use crate::index::Index;
+use crate::{locks, proof};
+
+/// What one handle has seen of the content of its generation.
+#[derive(Debug, Default)]
+pub(crate) struct Content(Mutex<Seen>);
+
+impl Content {
+    /// Proves, as far as a look can, that nobody has destroyed the content. `index` must have been read before `statuses`.
+    pub(crate) fn check(
+        &self,
+        family: &Family,
+        generation: &Generation,
+        index: std::io::Result<Option<Index>>,
+        statuses: [Option<Status>; 3],
+    ) -> Result<()> {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(verdict) = &seen.verdict {
+            return Err(verdict.again());
+        }
+        let examiner = Examiner { family, generation };
+        let finding = match index {
+            Ok(index) => {
+                let Some(look) = Look::with(index, statuses, generation) else { return Ok(()) };
+                if examiner.finds_nothing(&mut seen, &look) { None } else { examiner.look_again(&mut seen) }
+            }
+            // The lock core has met the end of a mapping before anybody looked.
+            Err(e) if e.raw_os_error() == Some(rustix::io::Errno::STALE.raw_os_error()) => {
+                Some(Finding::Destroyed(Member::Shm, "cut off under this process by another program".into()))
+            }
+            Err(_) => None,
+        };
+        let error = match finding {
+            None => return Ok(()),
+            Some(Finding::MadeAnew) => Error::Retired { members: vec![Member::Shm] },
+            Some(Finding::Doubt) => Error::Doubtful { path: family.main() },
+            Some(Finding::Destroyed(member, what)) => {
+                // What runs at this moment must not write into what is left, nor touch memory that is gone.
+                generation.main.into_iter().for_each(locks::give_up);
+                examiner.destroyed(&seen, member, what)
+            }
+        };
+        seen.verdict = Some(error.again());
+        Err(error)
+    }
+
+    /// Which making of the index this process has used.
+    pub(crate) fn making(&self) -> Option<u32> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).index.map(|i| i.making)
+    }
+
+    /// As [`Content::check`], after SQLite has said that something is damaged: the log is read from its beginning.
+    pub(crate) fn search(&self, family: &Family, generation: &Generation) -> Result<()> {
+        let found = proof::agreement(family, generation);
+        let Ok(Some((member, what))) = found else { return found.map(drop) };
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        generation.main.into_iter().for_each(locks::give_up);
+        let error = Examiner { family, generation }.destroyed(&seen, member, what);
+        seen.verdict = Some(error.again());
+        Err(error)
+    }
+}

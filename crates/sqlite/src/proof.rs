@@ -1,0 +1,103 @@
+//! The proof of the whole content, made before a handle goes on after its content was in doubt, and the search for a cause when
+//! SQLite says that something is damaged. Reads all of the log, and [`prove`] all of the database.
+
+use std::collections::BTreeMap;
+
+use rusqlite::Connection;
+
+use crate::error::{Error, Result};
+use crate::examine::{Examiner, PAUSE, Seen, TRIES, hash, hash_of};
+use crate::family::{Family, Generation, Member};
+use crate::index::Index;
+use crate::locks::OpenFile;
+use crate::wal::{Frames, Header};
+
+/// Whether the log is whole up to its last commit and the main file has what was copied from it; what is wrong otherwise.
+pub(crate) fn agreement(family: &Family, generation: &Generation) -> Result<Option<(Member, String)>> {
+    let examiner = Examiner { family, generation };
+    let (Some(main), Some(log)) = (examiner.file(Member::Main), examiner.file(Member::Wal)) else { return Ok(None) };
+    let io = |e| Error::io("read", &family.path(Member::Wal), e);
+    for _ in 0..TRIES {
+        // An index that is being written says nothing; one that stays so is rebuilt by SQLite.
+        let Some(index) = examiner.index() else {
+            std::thread::sleep(PAUSE);
+            continue;
+        };
+        let wrong = disagreement(&main, &log, &index).map_err(io)?;
+        let same = examiner.index().is_some_and(|now| now.checkpoint() == index.checkpoint());
+        if same {
+            return Ok(wrong);
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(None)
+}
+
+fn disagreement(main: &OpenFile, log: &OpenFile, index: &Index) -> std::io::Result<Option<(Member, String)>> {
+    if index.frames == 0 {
+        return Ok(None);
+    }
+    let mut newest: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+    let mut pending = Vec::new();
+    let mut whole = 0;
+    if let Some(header) = Header::read(log)? {
+        let mut frames = Frames::new(log, header);
+        while whole < u64::from(index.frames)
+            && let Some(frame) = frames.next()?
+        {
+            whole = frame.index + 1;
+            pending.push((frame.page, (frame.index, hash_of(frames.page()))));
+            if frame.commit != 0 {
+                newest.extend(pending.drain(..));
+                // What a smaller database does not have was not copied either.
+                let _ = newest.split_off(&frame.commit.saturating_add(1));
+            }
+        }
+    }
+    if whole < u64::from(index.frames) {
+        return Ok(Some((
+            Member::Wal,
+            format!("overwritten by another program: {whole} of its {} frames are whole", index.frames),
+        )));
+    }
+    if index.quiet().is_none() {
+        return Ok(None);
+    }
+    for (page, (frame, in_log)) in newest {
+        if frame < u64::from(index.copied) && hash(main, page, index.page_size) != Some(in_log) {
+            return Ok(Some((
+                Member::Main,
+                format!("overwritten by another program: page {page} is not what was copied into it"),
+            )));
+        }
+    }
+    Ok(None)
+}
+
+/// Proves the whole content: log against index, main file against log, and the structure of what they make together.
+///
+/// # Errors
+/// [`Error::Destroyed`] with what is wrong, or what SQLite answered.
+pub(crate) fn prove(family: &Family, generation: &Generation, connection: &Connection) -> Result<()> {
+    let examiner = Examiner { family, generation };
+    let wrong = match agreement(family, generation)? {
+        Some(wrong) => Some(wrong),
+        None => match connection.query_row("PRAGMA quick_check(1)", [], |r| r.get::<_, String>(0)).map_err(Error::from)
+        {
+            Ok(verdict) if verdict == "ok" => None,
+            Ok(verdict) => Some((Member::Main, format!("written into by another program: {verdict}"))),
+            Err(Error::Damaged { detail }) => {
+                Some((Member::Main, format!("written into by another program: {detail}")))
+            }
+            Err(e) => return Err(e),
+        },
+    };
+    match wrong {
+        None => Ok(()),
+        Some((member, what)) => {
+            let mut seen = Seen::default();
+            seen.index = examiner.index();
+            Err(examiner.destroyed(&seen, member, what))
+        }
+    }
+}

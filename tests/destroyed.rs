@@ -1,0 +1,72 @@
+//! With the house up somebody truncates the store, or copies another file onto it: nothing is acknowledged any more, everybody
+//! is told, and nothing of what is left is touched.
+
+use std::path::Path;
+
+use serde_json::Value;
+use statehouse_testkit::{Home, visitor::shell_once, wait::until};
+
+use crate::house::{Client, PATIENCE, Up, cli, error_code};
+
+fn cut(file: &Path) {
+    std::fs::OpenOptions::new().write(true).open(file).unwrap().set_len(0).unwrap();
+}
+
+fn copy_over(file: &Path) {
+    let other = file.with_file_name("other.db");
+    shell_once(&other, "CREATE TABLE o(a); INSERT INTO o VALUES(randomblob(9000))").unwrap().success();
+    std::fs::copy(&other, file).unwrap();
+}
+
+fn destroyed(suffix: &str, deed: impl Fn(&Path)) {
+    let home = Home::new();
+    let up = Up::start(&home, |_| {});
+    let client = Client::new(up.url("gateway"), &home.token());
+    for n in 0..5 {
+        client.talk("before", &n.to_string(), "kept");
+    }
+    let gateway = up.pid("gateway");
+    deed(&home.member(suffix));
+    let after = std::fs::read(home.member(suffix)).unwrap();
+    for n in 0..3 {
+        let refused = client.message("after", &n.to_string(), "never acknowledged").unwrap();
+        assert_eq!((refused.status, &refused.body["error"]["code"]), (503, &Value::from("destroyed")), "{refused:?}");
+    }
+    let mark = home.store().with_file_name("state.db.statehouse").join("destroyed.json");
+    until("the mark", PATIENCE, || mark.exists());
+    let (status, page) = client.get("/readyz").unwrap();
+    assert_eq!(status, 503, "{page}");
+
+    let verified = cli(&home, ["--json", "verify"]);
+    assert_eq!(verified.status.code(), Some(3), "{verified:?}");
+    let document: Value = serde_json::from_str(&verified.stdout).unwrap();
+    assert_eq!(document["healthy"], false);
+    let check = &document["checks"][0];
+    assert_eq!((&check["id"], &check["status"]), (&Value::from("content.whole"), &Value::from("fail")), "{check}");
+    assert!(check["hint"].as_str().unwrap().contains("destroyed.json"), "{check}");
+
+    assert!(
+        [gateway, up.pid("dashboard")].iter().all(|pid| Path::new(&format!("/proc/{pid}/exe")).exists()),
+        "nobody dies of it"
+    );
+    assert!(std::fs::read(home.member(suffix)).unwrap() == after, "nothing is written into what is left");
+    up.stop();
+    let again = cli(&home, ["--json", "gateway"]);
+    assert_eq!(error_code(&again), "refused_destroyed", "and a new start does not begin on it in silence");
+    assert!(std::fs::read(home.member(suffix)).unwrap() == after);
+}
+
+#[test]
+fn an_emptied_store_is_told_to_everybody() {
+    destroyed("", cut);
+}
+
+#[test]
+fn an_emptied_log_is_told_to_everybody() {
+    destroyed("-wal", cut);
+}
+
+#[test]
+fn a_store_with_another_database_copied_over_it_is_told_to_everybody() {
+    destroyed("", copy_over);
+}
