@@ -89,6 +89,6 @@ fn a_service_that_ends_with_rows_that_it_could_not_keep_does_not_end_well() {
     fs::write(home.path(), "").unwrap();
     let status = gateway.child.stop(SOON);
     assert_eq!(status.code(), Some(1), "{}", gateway.child.stderr_text());
-    assert!(gateway.child.stderr_text().contains("transactions may be lost"), "{}", gateway.child.stderr_text());
+    until("it says what is lost", SOON, || gateway.child.stderr_text().contains("transactions may be lost"));
     fs::remove_file(home.path()).unwrap();
 }
