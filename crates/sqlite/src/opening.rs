@@ -35,6 +35,7 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
     if captures::main_is_missing(family)? {
         bring_back(family, options)?;
     }
+    let begun = std::time::Instant::now();
     for n in 0..TRIES {
         let prepared = match prepare::prepare(family, options.create, options.application_id) {
             // Whoever notices that its log was removed moves such a log aside.
@@ -77,6 +78,12 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
             // Somebody removed or replaced the files in between; or another handle of this process still has to notice it. An
             // old index beside a log that was just removed looks like a log that was cut off.
             Err(Error::Retired { .. } | Error::Destroyed(_)) if n + 1 < TRIES => {
+                drop(lock);
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            // Another process makes the same database at this moment, and before it has a log SQLite waits for nobody.
+            Err(Error::Busy { .. }) if prepared.fresh && n + 1 < TRIES && begun.elapsed() < options.patience => {
                 drop(lock);
                 std::thread::sleep(PAUSE);
                 continue;
