@@ -16,11 +16,11 @@ use crate::{members, recovery, secure, side};
 const TICK: Duration = Duration::from_millis(250);
 
 /// A checkpoint begins when so many frames are in the log that are not in the main file.
-const CHECKPOINT_FRAMES: i64 = 500;
+const CHECKPOINT_FRAMES: i64 = 400;
 
 /// From this length on our own writers wait while the rest is copied, so that the log can begin anew. A checkpoint beside
 /// writers never catches up with the last frame, and then the log grows for ever.
-const RESTART_FRAMES: i64 = 1000;
+const RESTART_FRAMES: i64 = 600;
 
 /// What the writer tells the keeper.
 #[derive(Default)]
