@@ -40,6 +40,7 @@ pub mod side;
 pub mod ticket;
 pub mod turnstile;
 pub mod wal;
+mod write_thread;
 mod writer;
 
 pub use connect::immutable;
