@@ -3,121 +3,21 @@
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use rusqlite::Connection;
 
 use crate::error::{Error, Failure, Result};
 use crate::family::{Family, Generation};
 use crate::gate::Gate;
-use crate::keeper::{self, Signals};
+use crate::keeper;
 use crate::opening;
+use crate::options::Options;
 use crate::readers::Readers;
+use crate::shared::{RETRY, Shared};
 use crate::ticket::{Ticket, ticket};
 use crate::turnstile::Turnstile;
 use crate::writer::{Queue, Typed};
-use crate::{busy, locks, write_thread};
-
-/// How often a handle that could not be reopened tries again.
-pub(crate) const RETRY: Duration = Duration::from_millis(250);
-
-/// Is told what happens to a handle. Called on the handle's own threads; must not call the handle.
-pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;
-
-/// How to open.
-#[derive(Clone)]
-pub struct Options {
-    /// What this process is to the database ("gateway", "worker"); shown by `holders`.
-    pub role: String,
-    /// Create the main file if it does not exist.
-    pub create: bool,
-    /// The `application_id` that the database must carry (set at creation); 0 accepts any.
-    pub application_id: i32,
-    /// How long a write waits for its turn, and a read for a place.
-    pub patience: Duration,
-    /// How many readers may be open at once.
-    pub readers: usize,
-    /// What the owner of the content knows; without it nothing is migrated, and captures are kept but not merged.
-    pub schema: Option<Arc<dyn Schema>>,
-    /// Is told what happens to the handle.
-    pub observer: Option<Observer>,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            role: "program".into(),
-            create: false,
-            application_id: 0,
-            patience: Duration::from_secs(10),
-            readers: 4,
-            schema: None,
-            observer: None,
-        }
-    }
-}
-
-impl Options {
-    pub(crate) fn tell(&self, event: &Event) {
-        if let Some(observer) = &self.observer {
-            // A panic in it must not take the writer away from everybody.
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| observer(event)));
-        }
-    }
-}
-
-/// What happens to a handle after it was opened.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    /// The files were unlinked or replaced (or SQLite could not use them any more); nothing is read or written.
-    Fenced {
-        /// The error that everybody gets meanwhile, as text.
-        cause: String,
-    },
-    /// A capture of a retired generation was taken over into the live database.
-    Merged {
-        /// Rows that only the capture had.
-        rows: u64,
-    },
-    /// The handle goes on.
-    Reopened,
-    /// Going on was tried and did not succeed; it is tried again.
-    NotReopened {
-        /// The error, as text.
-        cause: String,
-    },
-    /// The handle was closed before what only this process had of removed files could be kept: it is gone now.
-    Lost {
-        /// What kept it from being kept, as text.
-        cause: String,
-        /// How many transactions were in the log that is gone. What a checkpoint had copied of them is in the main file,
-        /// unless that is gone, too.
-        transactions: u64,
-    },
-}
-
-/// What the owner of the content knows and this crate does not.
-pub trait Schema: Send + Sync {
-    /// True if the schema is the one that this program writes; must not write.
-    ///
-    /// # Errors
-    /// A refusal (for example a newer schema), or SQLite's error.
-    fn current(&self, connection: &Connection) -> Result<bool>;
-
-    /// Brings the schema up to date. Runs inside a write transaction.
-    ///
-    /// # Errors
-    /// Anything; the transaction is rolled back and opening fails.
-    fn migrate(&self, transaction: &Connection) -> Result<(), Failure>;
-
-    /// Copies what only `retired` (an image of a retired generation, read-only, attached to nothing) has into the live
-    /// database. Runs inside a write transaction, must be idempotent, and never overwrites newer content.
-    /// Returns the number of rows taken over.
-    ///
-    /// # Errors
-    /// Anything; the transaction is rolled back.
-    fn merge(&self, transaction: &Connection, retired: &Connection) -> Result<u64, Failure>;
-}
+use crate::{locks, write_thread};
 
 /// A handle to an open database. Clones share it; the last one closes it.
 #[derive(Clone)]
@@ -129,19 +29,6 @@ struct Inner {
     shared: Arc<Shared>,
     /// One message of each thread when it has ended, and how many are still to come.
     ended: Mutex<(Receiver<()>, usize)>,
-}
-
-/// What the threads of one handle share.
-pub(crate) struct Shared {
-    pub(crate) family: Family,
-    pub(crate) options: Options,
-    pub(crate) gate: Gate,
-    pub(crate) queue: Queue,
-    pub(crate) signals: Arc<Signals>,
-    pub(crate) checkpointer: Mutex<Option<Connection>>,
-    pub(crate) readers: Readers,
-    /// Why the last files that this handle had could not be kept when it was closed.
-    pub(crate) lost: Mutex<Option<Error>>,
 }
 
 impl Database {
@@ -293,14 +180,6 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-impl Shared {
-    /// What keeps writers waiting: that the files are gone, or who writes.
-    pub(crate) fn why_waiting(&self) -> Error {
-        let busy = || Error::Busy { waited: Duration::ZERO, holder: busy::who_writes(&self.family) };
-        self.gate.cause().unwrap_or_else(busy)
     }
 }
 

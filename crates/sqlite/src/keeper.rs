@@ -1,76 +1,20 @@
 //! The thread that looks after an open handle: it notices a retired generation while nobody writes, keeps the log
 //! bounded, and answers requests that have waited too long.
 
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use rusqlite::Connection;
 
 use crate::connect;
-use crate::database::Shared;
 use crate::error::{Error, Result};
+use crate::shared::Shared;
+use crate::signals::CHECKPOINT_FRAMES;
 use crate::{members, recovery, secure, side};
-
-/// How often the generation is looked at. A retired one must be noticed within a second.
-const TICK: Duration = Duration::from_millis(250);
-
-/// A checkpoint begins when so many frames are in the log that are not in the main file.
-const CHECKPOINT_FRAMES: i64 = 400;
 
 /// From this length on our own writers wait while the rest is copied, so that the log can begin anew. A checkpoint beside
 /// writers never catches up with the last frame, and then the log grows for ever.
 const RESTART_FRAMES: i64 = 600;
-
-/// What the writer tells the keeper.
-#[derive(Default)]
-pub(crate) struct Signals {
-    /// Frames in the log after the last commit of this process.
-    frames: AtomicI64,
-    /// Frames of the log that are in the main file, as of the last checkpoint of this process.
-    copied: AtomicI64,
-    state: Mutex<Wanted>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Wanted {
-    checkpoint: bool,
-    stop: bool,
-}
-
-impl Signals {
-    /// Called after each commit, on the writer's thread.
-    pub(crate) fn committed(&self, frames: i64) {
-        self.frames.store(frames, Ordering::Relaxed);
-        if frames < self.copied.load(Ordering::Relaxed) {
-            self.copied.store(0, Ordering::Relaxed);
-        }
-        if self.backlog() >= CHECKPOINT_FRAMES {
-            self.state.lock().unwrap_or_else(PoisonError::into_inner).checkpoint = true;
-            self.changed.notify_all();
-        }
-    }
-
-    fn backlog(&self) -> i64 {
-        self.frames.load(Ordering::Relaxed) - self.copied.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn stop(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).stop = true;
-        self.changed.notify_all();
-    }
-
-    /// Waits for a tick or a signal; false when the keeper shall end.
-    fn wait(&self) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if !state.stop && !state.checkpoint {
-            state = self.changed.wait_timeout(state, TICK).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        state.checkpoint = false;
-        !state.stop
-    }
-}
 
 pub(crate) fn run(shared: &Shared) {
     while shared.signals.wait() {

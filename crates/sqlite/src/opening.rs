@@ -3,12 +3,12 @@
 use rusqlite::Connection;
 
 use crate::connect;
-use crate::database::{Event, Options, Schema};
 use crate::error::{Error, Failure, Reason, Result};
 use crate::family::Family;
 use crate::flush::Committer;
 use crate::generation::Record;
 use crate::members::{self, Registration};
+use crate::options::{Event, Options, Schema};
 use crate::prepare::{self, Prepared};
 use crate::turnstile::Turnstile;
 use crate::{captures, doubt, putback, recovery, side};

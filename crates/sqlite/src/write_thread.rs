@@ -7,7 +7,6 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use crate::database::{Event, RETRY, Shared};
 use crate::error::{Error, Result};
 use crate::family::Member;
 use crate::flush::Committer;
@@ -15,7 +14,9 @@ use crate::generation::Record;
 use crate::keeper;
 use crate::members::{self, Registration};
 use crate::opening::{self, Opened};
+use crate::options::Event;
 use crate::retired::Kept;
+use crate::shared::{RETRY, Shared};
 use crate::turnstile::Turnstile;
 use crate::writer;
 use crate::{captures, destroyed, doubt, proof, putback, recovery, retired, secure, side};

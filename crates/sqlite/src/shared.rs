@@ -1,0 +1,39 @@
+//! What the threads of one handle share.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rusqlite::Connection;
+
+use crate::busy;
+use crate::error::Error;
+use crate::family::Family;
+use crate::gate::Gate;
+use crate::options::Options;
+use crate::readers::Readers;
+use crate::signals::Signals;
+use crate::writer::Queue;
+
+/// How often a handle that could not be reopened tries again.
+pub(crate) const RETRY: Duration = Duration::from_millis(250);
+
+/// What the threads of one handle share.
+pub(crate) struct Shared {
+    pub(crate) family: Family,
+    pub(crate) options: Options,
+    pub(crate) gate: Gate,
+    pub(crate) queue: Queue,
+    pub(crate) signals: Arc<Signals>,
+    pub(crate) checkpointer: Mutex<Option<Connection>>,
+    pub(crate) readers: Readers,
+    /// Why the last files that this handle had could not be kept when it was closed.
+    pub(crate) lost: Mutex<Option<Error>>,
+}
+
+impl Shared {
+    /// What keeps writers waiting: that the files are gone, or who writes.
+    pub(crate) fn why_waiting(&self) -> Error {
+        let busy = || Error::Busy { waited: Duration::ZERO, holder: busy::who_writes(&self.family) };
+        self.gate.cause().unwrap_or_else(busy)
+    }
+}
