@@ -144,7 +144,7 @@ impl Database {
     ///
     /// # Errors
     /// What kept this handle from keeping rows that only it still had, because the files were removed or replaced. Unless
-    /// the files were only moved away, those rows are lost then, and the observer was told [`Event::Lost`].
+    /// the files were only moved away, those rows are lost then, and the observer was told [`Event::Lost`](crate::Event::Lost).
     pub fn close(&self) -> Result<()> {
         self.inner.close();
         let lost = self.inner.shared.lost.lock().unwrap_or_else(PoisonError::into_inner);
