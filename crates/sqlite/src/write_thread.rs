@@ -32,6 +32,9 @@ const CONSIDERATE: Duration = Duration::from_secs(2);
 /// not wait for ever.
 const RESCUE: Duration = Duration::from_secs(4);
 
+/// How long the last attempt of a handle that is closed waits for another process of ours to end its recovery.
+const LAST_WAIT: Duration = Duration::from_secs(2);
+
 /// How long the writer waits inside SQLite for a stranger's lock before it looks at the generation again.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -90,7 +93,7 @@ fn last_resort(shared: &Shared, held: &mut Held, why: Error) {
         (_, Some(kept)) => retired::capture_kept(family, generation, &lost, kept, true),
         _ => Ok(()),
     };
-    let kept = side::make_again(family).and_then(|_| recovery::exclusive(family, RETRY)).and_then(|_lock| {
+    let kept = side::make_again(family).and_then(|_| recovery::exclusive(family, LAST_WAIT)).and_then(|_lock| {
         retired::make_room(family, capture).or_else(|_| retired::keep_log(family, generation, &lost))
     });
     if kept.is_ok() {
