@@ -56,7 +56,7 @@ unsafe impl Send for Methods {}
 
 impl Drop for Methods {
     fn drop(&mut self) {
-        // SAFETY: it was made by `Box::into_raw` below, and the connection, whose file had the only other pointer, is closed.
+        // SAFETY: it is the box that `Committer::new` leaked, and the connection, whose file had the only other pointer, is closed.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }

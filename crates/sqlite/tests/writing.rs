@@ -175,6 +175,15 @@ fn a_side_directory_that_was_removed_with_the_log_is_made_again() {
     assert!(directory.join("s.db.statehouse/members").is_dir());
 }
 
+/// How often a key is in the main file without its log: what is left of it whatever a power cut does to a log whose flush
+/// failed. A main file to which nothing was copied yet has no table.
+fn in_the_main_file_alone(directory: &TestDir, path: &Path, key: &str) -> i64 {
+    let alone = directory.join("alone.db");
+    std::fs::copy(path, &alone).unwrap();
+    let main = Connection::open(&alone).unwrap();
+    main.query_row("SELECT count(*) FROM k WHERE key = ?1", [key], |r| r.get(0)).unwrap_or(0)
+}
+
 #[test]
 fn a_write_that_the_disk_does_not_confirm_is_not_acknowledged_and_is_in_the_main_file_before_the_next_is() {
     let directory = TestDir::new();
@@ -190,11 +199,7 @@ fn a_write_that_the_disk_does_not_confirm_is_not_acknowledged_and_is_in_the_main
     statehouse_testkit::until("the handle tries to go on", LONG, || holder.events().contains("NotReopened"));
     std::fs::remove_file(&mark).unwrap();
     holder.ok("put after");
-    // Whatever a power cut does to a log that could not be flushed: the main file alone has the row.
-    let alone = directory.join("alone.db");
-    std::fs::copy(&path, &alone).unwrap();
-    let main = Connection::open(&alone).unwrap();
-    let kept: i64 = main.query_row("SELECT count(*) FROM k WHERE key = 'doubtful'", [], |r| r.get(0)).unwrap();
+    let kept = in_the_main_file_alone(&directory, &path, "doubtful");
     assert_eq!(kept, 1);
     assert_eq!(holder.ok("count"), "3");
 }
@@ -231,10 +236,7 @@ fn a_row_that_another_process_left_unflushed_is_in_the_main_file_before_a_write_
     std::fs::remove_file(&mark).unwrap();
     // A second flush of the log says that all is well, whatever became of what the first one did not write.
     holder.ok("put there");
-    let alone = directory.join("alone.db");
-    std::fs::copy(&path, &alone).unwrap();
-    let main = Connection::open(&alone).unwrap();
-    let kept: i64 = main.query_row("SELECT count(*) FROM k WHERE key = 'there'", [], |r| r.get(0)).unwrap_or(0);
+    let kept = in_the_main_file_alone(&directory, &path, "there");
     assert_eq!(kept, 1, "acknowledged, and in nothing but a log whose flush failed");
 }
 
@@ -256,10 +258,7 @@ fn who_opens_after_a_failed_flush_acknowledges_nothing_on_top_of_what_is_in_doub
         // log would be lost with them.
         let mut second = Holder::with_store(&path);
         second.ok("put after");
-        let alone = directory.join("alone.db");
-        std::fs::copy(&path, &alone).unwrap();
-        let main = Connection::open(&alone).unwrap();
-        let kept: i64 = main.query_row("SELECT count(*) FROM k WHERE key = 'doubtful'", [], |r| r.get(0)).unwrap_or(0);
+        let kept = in_the_main_file_alone(&directory, &path, "doubtful");
         assert_eq!(kept, 1, "killed: {killed}");
     }
 }
