@@ -308,3 +308,24 @@ fn a_killed_house_comes_back_with_everything() {
     }
     up.stop();
 }
+
+#[test]
+fn a_limit_for_file_sizes_is_an_error_of_the_write_and_not_the_end_of_the_service() {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    let home = furnished(Home::new());
+    let gateway = Service::start(&home, "gateway", |_| {});
+    let client = Client::new(&gateway.url, &home.token());
+    client.talk("c", "0", "before the limit");
+    let pid = Pid::from_raw(i32::try_from(gateway.child.pid()).unwrap());
+    let log = fs::metadata(home.member("-wal")).unwrap().len();
+    let usual = prlimit(pid, Resource::Fsize, Rlimit { current: Some(log), maximum: None }).unwrap();
+    let body = serde_json::json!({"conversation": "c", "id": "1", "text": "x".repeat(500_000)}).to_string();
+    let refused = client.post("/v1/messages", body.as_bytes()).expect("an answer");
+    assert!(refused.status >= 500, "{refused:?}");
+    assert!(refused.body["error"]["code"].is_string(), "{refused:?}");
+    prlimit(pid, Resource::Fsize, usual).unwrap();
+    let kept = client.post("/v1/messages?wait=30", body.as_bytes()).expect("the same process answers");
+    assert_eq!(kept.status, 200, "{kept:?}");
+    let rows = messages(&home);
+    assert_eq!(rows.iter().filter(|r| r.1 == "user").count(), 2, "each message once");
+}
