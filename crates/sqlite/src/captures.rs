@@ -18,7 +18,8 @@ use serde::Serialize;
 use crate::error::{Error, Failure, Result};
 use crate::family::{Family, Status};
 use crate::flush::Committer;
-use crate::{connect, files};
+use crate::wal::ReadAt;
+use crate::{connect, files, image};
 
 pub(crate) const MERGED: &str = "merged";
 pub(crate) const UNREADABLE: &str = "unreadable";
@@ -198,6 +199,22 @@ pub(crate) fn sound(image: &Path) -> Result<Connection> {
 
 pub(crate) fn create(path: &Path) -> Result<File> {
     files::open_private(path).map_err(|e| Error::io("create", path, e))
+}
+
+/// Copies all of `from`, which `source` names in errors, into a private file, and flushes it.
+pub(crate) fn copy_file(from: &impl ReadAt, source: &Path, to: &Path) -> Result<File> {
+    let mut copy = create(to)?;
+    let mut buffer = vec![0; 1 << 20];
+    let mut at = 0;
+    loop {
+        let read = from.read_at(&mut buffer, at).map_err(|e| Error::io("read", source, e))?;
+        if read == 0 {
+            copy.sync_all().map_err(|e| Error::io("write", to, e))?;
+            return Ok(copy);
+        }
+        image::Sink::write_at(&mut copy, &buffer[..read], at).map_err(|e| Error::io("write", to, e))?;
+        at += read as u64;
+    }
 }
 
 pub(crate) fn write_text(to: &Path, name: &str, content: &impl Serialize) -> Result<()> {

@@ -168,18 +168,7 @@ fn copy_member(family: &Family, generation: &Generation, member: Member, path: &
             headers::open(seen).map_err(|e| Error::io("read", &source, e))?
         }
     };
-    let mut to = files::open_private(path).map_err(|e| Error::io("create", path, e))?;
-    let mut buffer = vec![0; 1 << 20];
-    let mut at = 0;
-    loop {
-        let read = file.read_at(&mut buffer, at).map_err(|e| Error::io("read", &source, e))?;
-        if read == 0 {
-            break;
-        }
-        crate::image::Sink::write_at(&mut to, &buffer[..read], at).map_err(|e| Error::io("write", path, e))?;
-        at += read as u64;
-    }
-    to.sync_all().map_err(|e| Error::io("write", path, e))
+    captures::copy_file(&file, &source, path).map(drop)
 }
 
 /// Makes SQLite rebuild the index from the log: its head is zeroed, which is what SQLite takes for an index that somebody

@@ -72,9 +72,10 @@ pub enum Event {
         /// The error, as text.
         cause: String,
     },
-    /// The handle was closed before what only this process had of removed files could be kept: it is gone now.
+    /// The handle was closed before what only this process had of removed files could be kept: it is gone now, but for a copy
+    /// of the log where one could be left for a person.
     Lost {
-        /// What kept it from being kept, as text.
+        /// What kept it from being kept, as text, and where the copy is.
         cause: String,
         /// How many transactions were in the log that is gone. What a checkpoint had copied of them is in the main file,
         /// unless that is gone, too.

@@ -5,14 +5,14 @@
 //! only then are the connections closed. What becomes of it there is told in [`crate::captures`] and [`crate::putback`].
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rusqlite::Connection;
 use serde::Serialize;
 
 use crate::captures::{
-    AGAIN, IMAGE, LOG, MANIFEST, MERGED, TORN, WHOLE, complete, create, directory, entries, forget_partial,
-    has_successor, main_is_missing, private_directory, prune, prune_leftovers, publish, write_text,
+    AGAIN, IMAGE, LOG, MANIFEST, MERGED, TORN, WHOLE, complete, copy_file, create, directory, entries, forget_partial,
+    has_successor, main_is_missing, private_directory, prune, prune_leftovers, publish, sync_directory, write_text,
 };
 use crate::error::{Error, Result};
 use crate::family::{Family, Generation, Identity, Member};
@@ -139,6 +139,22 @@ pub(crate) fn keep_log(family: &Family, generation: Generation, lost: &[Member])
     kept
 }
 
+/// Leaves a copy of the log for a person where no capture could be made in time, and says where. Nothing reads it by itself, so
+/// that it needs no recovery lock.
+pub(crate) fn leave_log(family: &Family, generation: Generation) -> Result<PathBuf> {
+    let lost = || Error::Retired { members: vec![Member::Wal] };
+    let log = descriptor(family, Member::Wal, generation.wal)?.ok_or_else(lost)?;
+    let parent = directory(family);
+    private_directory(&parent)?;
+    let (inode, born) = generation.wal.map_or((0, 0), |i| (i.inode, i.born_ns.unwrap_or(0)));
+    let place = parent.join(format!("left-{inode:x}-{born:x}"));
+    private_directory(&place)?;
+    copy_log(family, &log, &place)?;
+    sync_directory(&place)?;
+    sync_directory(&parent)?;
+    Ok(place)
+}
+
 /// How many transactions the log of this generation holds, if closing it, or its main file, destroys anything.
 pub(crate) fn nameless_transactions(family: &Family, generation: Generation, lost: &[Member]) -> Option<u64> {
     let nameless = |file: &File| rustix::fs::fstat(file).is_ok_and(|s| s.st_nlink == 0);
@@ -256,19 +272,7 @@ fn copy(source: &Source<'_>, to: &Path) -> Result<()> {
 }
 
 fn copy_log(family: &Family, log: &File, to: &Path) -> Result<File> {
-    let path = to.join(LOG);
-    let mut copy = create(&path)?;
-    let mut buffer = vec![0; 1 << 20];
-    let mut at = 0;
-    loop {
-        let read = log.read_at(&mut buffer, at).map_err(|e| Error::io("read", &family.path(Member::Wal), e))?;
-        if read == 0 {
-            copy.sync_all().map_err(|e| Error::io("write", &path, e))?;
-            return Ok(copy);
-        }
-        image::Sink::write_at(&mut copy, &buffer[..read], at).map_err(|e| Error::io("write", &path, e))?;
-        at += read as u64;
-    }
+    copy_file(log, &family.path(Member::Wal), &to.join(LOG))
 }
 
 /// True if the index of this generation says that a checkpoint was begun and not ended (wal.c, `WalCkptInfo`).

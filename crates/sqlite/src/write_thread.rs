@@ -102,7 +102,11 @@ fn last_resort(shared: &Shared, held: &mut Held, why: Error) {
     *shared.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.again());
     // What was moved away still has a name somewhere.
     if let Some(transactions) = retired::nameless_transactions(family, generation, &lost) {
-        shared.options.tell(&Event::Lost { cause: why.to_string(), transactions });
+        let cause = match retired::leave_log(family, generation) {
+            Ok(place) => format!("{why}; a copy of the log is left in {}", place.display()),
+            Err(_) => why.to_string(),
+        };
+        shared.options.tell(&Event::Lost { cause, transactions });
     }
 }
 

@@ -448,6 +448,29 @@ fn a_handle_that_is_closed_on_a_full_volume_says_that_the_removed_log_is_lost() 
 }
 
 #[test]
+fn a_handle_that_is_closed_while_another_recovers_for_ever_leaves_a_copy_of_its_log() {
+    let (_directory, path) = fresh();
+    let mut holder = Holder::with_store(&path);
+    put_range(&mut holder, "k", 0..5);
+    // As a process of ours that was stopped in the middle of a recovery.
+    let lock = std::fs::File::create(with(&path, ".statehouse/recovery.lock")).unwrap();
+    lock.lock().unwrap();
+    let log = std::fs::read(with(&path, "-wal")).unwrap();
+    remove(&path, &["-wal", "-shm"]);
+    let told = holder.order("leave").unwrap_err();
+    assert!(told.starts_with("busy "), "{told}");
+    until("it says what is lost", SOON, || holder.events().contains("Lost {"));
+    let events = holder.events();
+    let left: Vec<_> = std::fs::read_dir(with(&path, ".statehouse/retired"))
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| events.contains(p.to_str().unwrap()))
+        .collect();
+    assert_eq!(left.len(), 1, "{events}");
+    assert_eq!(std::fs::read(left[0].join("wal.captured")).unwrap(), log);
+}
+
+#[test]
 fn a_log_that_fits_is_kept_though_an_image_does_not() {
     let Some(volume) = Volume::new(8192) else { return };
     let path = volume.join("s.db");
