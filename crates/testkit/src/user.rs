@@ -40,9 +40,13 @@ impl User {
 }
 
 /// A copy of `program` in `directory` that every user can run, for a checkout often lies where only its owner may go.
+///
+/// Another process makes the copy: what this one has open for writing is inherited, until its `exec`, by a child that another
+/// test forks at that moment, and a program that is open for writing cannot be started ("text file busy").
 pub fn runnable_by_all(program: &Path, directory: &Path) -> PathBuf {
     let copy = directory.join(program.file_name().expect("a program has a name"));
-    fs::copy(program, &copy).expect("copy the program");
+    let done = Command::new("cp").arg(program).arg(&copy).status().expect("run cp");
+    assert!(done.success(), "cp {} {}: {done}", program.display(), copy.display());
     fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).expect("mode of the program");
     copy
 }
