@@ -3,6 +3,7 @@
 //! Start with [`Database`] for all of it: checked opening, one writer that groups commits, readers, and a watch that
 //! notices when the files are unlinked or replaced.
 
+pub mod admission;
 pub mod anchor;
 mod busy;
 mod captures;

@@ -40,6 +40,9 @@ pub struct Record {
     pub start_time: String,
     /// The start of the machine that it runs on (`/proc/sys/kernel/random/boot_id`).
     pub boot_id: String,
+    /// The machine that it runs on (`/etc/machine-id`, else its host name); a container has one of its own.
+    #[serde(default)]
+    pub machine_id: String,
     /// The pid namespace that its number belongs to, by inode.
     pub pid_namespace: u64,
     /// Version of this crate.
@@ -48,6 +51,10 @@ pub struct Record {
     pub sqlite: String,
     /// True while its handle is cut off from a retired generation: it holds the files and will not write to them.
     pub fenced: bool,
+    /// True while it has closed everything for somebody who was admitted to do structural work, or as an anchor that stepped
+    /// aside. It comes back by itself.
+    #[serde(default)]
+    pub parked: bool,
 }
 
 impl Record {
@@ -79,6 +86,21 @@ fn boot_id() -> String {
         Ok(()) => String::from_utf8_lossy(&text).trim().to_owned(),
         Err(_) => String::new(),
     }
+}
+
+fn machine_id() -> String {
+    for path in ["/etc/machine-id", "/var/lib/dbus/machine-id", "/proc/sys/kernel/hostname"] {
+        let mut text = Vec::new();
+        if process::read_file(rustix::fs::CWD, path, &mut text).is_ok() {
+            // Whatever it is, it must fit into a record.
+            let id: String =
+                String::from_utf8_lossy(&text).trim().chars().filter(|c| !c.is_control()).take(64).collect();
+            if !id.is_empty() {
+                return id;
+            }
+        }
+    }
+    String::new()
 }
 
 /// This process's record. Dropping it removes it.
@@ -131,10 +153,12 @@ pub fn register(inspected: &Inspected, role: &str) -> Result<Registration> {
         process,
         start_time: process::boot_time().map(|b| process::start_time(b, process.start_ticks)).unwrap_or_default(),
         boot_id: here.boot_id,
+        machine_id: machine_id(),
         pid_namespace: here.pid_namespace,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         sqlite: rusqlite::version().to_owned(),
         fenced: false,
+        parked: false,
     };
     // A process that opens a database twice has two records, and so has one of another container with the same number.
     for attempt in 0..10_000 {
@@ -215,8 +239,20 @@ impl Registration {
     /// # Errors
     /// The system's answer.
     pub fn set_fenced(&self, fenced: bool) -> Result<()> {
+        self.change(|record| record.fenced = fenced)
+    }
+
+    /// Says whether this process has closed everything for the sake of structural work.
+    ///
+    /// # Errors
+    /// The system's answer.
+    pub fn set_parked(&self, parked: bool) -> Result<()> {
+        self.change(|record| record.parked = parked)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        record.fenced = fenced;
+        change(&mut record);
         let Some(kept) = &self.kept else { return Ok(()) };
         write(&kept.file, &record).map_err(|e| Error::io("write the record in", &self.path, e))
     }
