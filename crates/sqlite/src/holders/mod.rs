@@ -6,18 +6,38 @@
 //! one of them looks half done.
 
 #[cfg(target_os = "linux")]
+mod argv;
+#[cfg(target_os = "linux")]
+mod conclude;
+#[cfg(target_os = "linux")]
 mod describe;
-#[cfg_attr(target_os = "linux", path = "linux.rs")]
-#[cfg_attr(target_os = "macos", path = "macos.rs")]
-#[cfg_attr(windows, path = "windows.rs")]
-mod system;
+#[cfg(target_os = "linux")]
+mod elsewhere;
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(target_os = "macos")]
+mod macos;
+#[cfg(target_os = "linux")]
+mod probe;
+#[cfg(target_os = "linux")]
+mod stop;
+#[cfg(target_os = "linux")]
+mod target;
 #[cfg(target_os = "linux")]
 mod text;
 #[cfg(target_os = "linux")]
 mod walk;
+#[cfg(windows)]
+mod windows;
 
 use serde::Serialize;
 
+#[cfg(target_os = "linux")]
+use self::linux as system;
+#[cfg(target_os = "macos")]
+use self::macos as system;
+#[cfg(windows)]
+use self::windows as system;
 use crate::error::Result;
 use crate::family::{Family, Member};
 
