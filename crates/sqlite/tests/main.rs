@@ -23,4 +23,5 @@ mod secure;
 mod storms;
 mod support;
 mod turns;
+mod unseen;
 mod writing;

@@ -372,3 +372,75 @@ fn ended(pid: libc::pid_t) -> bool {
     let waited = unsafe { libc::waitpid(pid, &raw mut status, libc::__WCLONE | libc::WNOHANG) };
     waited == pid || (waited < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ECHILD))
 }
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use super::*;
+    use crate::ofd::{self, Kind};
+
+    fn database() -> (tempfile::TempDir, Family) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.db");
+        rusqlite::Connection::open(&path).unwrap().execute_batch("CREATE TABLE t(x)").unwrap();
+        let family = Family::of(&path).unwrap();
+        (directory, family)
+    }
+
+    #[test]
+    fn every_range_is_asked_for_and_the_kind_is_told() {
+        let (_d, family) = database();
+        assert_eq!(ask(&family), Answer { is_sqlite: Some(true), ..Answer::default() });
+        let open = |path: &std::path::Path| {
+            std::fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .open(path)
+                .unwrap()
+        };
+        let (main, index) = (open(&family.main()), open(&family.path(Member::Shm)));
+        for (member, ranges) in QUESTIONS {
+            for range in ranges {
+                for kind in [Kind::Read, Kind::Write] {
+                    let file = if member == Member::Main { &main } else { &index };
+                    assert!(ofd::try_lock(file, kind, *range).unwrap());
+                    let found = ask(&family).conflicts;
+                    let [one] = found.as_slice() else { panic!("{member} {range:?}: {found:?}") };
+                    assert_eq!((one.member, one.range, one.pid), (member, *range, -1));
+                    assert_eq!(one.write, kind == Kind::Write);
+                    ofd::unlock(file, *range).unwrap();
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_child_that_has_no_answer_in_time_is_ended() {
+        let (_d, family) = database();
+        let begun = Instant::now();
+        let answer = ask_within(&family, Duration::from_millis(50), 60_000);
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert!(answer.never_answered);
+        let late = "the file system did not answer within 1 s".to_owned();
+        assert_eq!(answer.unasked, [(Member::Main, late.clone()), (Member::Shm, late)]);
+        assert!(STUCK.lock().unwrap().is_empty(), "it could be ended");
+        assert_eq!(ask(&family).unasked, [], "and the next question is answered");
+    }
+
+    #[test]
+    fn special_files_are_not_asked() {
+        let (_d, family) = database();
+        let index = family.path(Member::Shm);
+        std::os::unix::net::UnixListener::bind(&index).unwrap();
+        assert_eq!(ask(&family).unasked, [(Member::Shm, "it is not a regular file".to_owned())]);
+        std::fs::remove_file(&index).unwrap();
+        std::os::unix::fs::symlink(family.main(), &index).unwrap();
+        assert_eq!(ask(&family).unasked, [(Member::Shm, "it is not a regular file".to_owned())]);
+    }
+}

@@ -147,7 +147,16 @@ impl Walker {
             Ok(_) => {}
             Err(_) => return self.denied(pid),
         }
-        self.examine(target, pid, &pid.to_string())
+        let seen = self.examine(target, pid, &pid.to_string());
+        // Threads share their maps always and their descriptors mostly.
+        if let Seen::Holder(facts) = &seen
+            && facts.files.iter().all(|f| f.via == Via::Mapping)
+            && self.threads(pid) > 1
+            && let whole @ Seen::Holder(_) = self.look_at_threads(target, pid)
+        {
+            return whole;
+        }
+        seen
     }
 
     fn denied(&mut self, pid: i32) -> Seen {
@@ -194,8 +203,10 @@ impl Walker {
             }
         }
         for thread in threads {
-            if let seen @ Seen::Holder(_) = self.examine(target, pid, &format!("{pid}/task/{thread}")) {
-                return seen;
+            if let Seen::Holder(facts) = self.examine(target, pid, &format!("{pid}/task/{thread}"))
+                && facts.files.iter().any(|f| f.via == Via::Descriptor)
+            {
+                return Seen::Holder(facts);
             }
         }
         Seen::Nothing
