@@ -375,7 +375,12 @@ fn ended(pid: libc::pid_t) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+    #![expect(
+        clippy::unwrap_used,
+        clippy::panic,
+        clippy::disallowed_methods,
+        reason = "a test takes locks by itself and stops at the first surprise"
+    )]
 
     use std::os::unix::fs::OpenOptionsExt;
 

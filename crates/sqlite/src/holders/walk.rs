@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::target::{FileId, Target};
 use super::text::{self, DescriptorInfo, Lock};
-use super::{HeldFile, Standing, Via};
+use super::{HeldFile, Standing, Via, maps};
 use crate::error::{Error, Result};
 use crate::family::Member;
 use crate::ofd::SHARED;
@@ -141,7 +141,7 @@ impl Walker {
             Err(_) => return Seen::Nothing,
         };
         let mut found = Vec::new();
-        match self.descriptors(target, &pid.to_string(), &descriptors, &mut found) {
+        match self.descriptors(target, &pid.to_string(), &descriptors, Look::Quick, &mut found) {
             Ok(0) => return self.without_descriptors(target, pid, maps),
             Ok(_) if found.is_empty() && !(maps && self.maps_any(target, pid)) => return Seen::Nothing,
             Ok(_) => {}
@@ -187,10 +187,11 @@ impl Walker {
         Seen::Nothing
     }
 
-    fn threads(&self, pid: i32) -> u64 {
+    fn threads(&self, pid: i32) -> u32 {
         // Each thread is a directory in there, beside the two that every directory has.
-        let tasks = rustix::fs::statat(&self.proc, format!("{pid}/task"), AtFlags::empty());
-        tasks.map_or(0, |s| u64::from(s.st_nlink).saturating_sub(2))
+        let wanted = rustix::fs::StatxFlags::NLINK;
+        let tasks = rustix::fs::statx(&self.proc, format!("{pid}/task"), AtFlags::empty(), wanted);
+        tasks.map_or(0, |s| s.stx_nlink.saturating_sub(2))
     }
 
     /// Looks at each thread of a process, for its first one shows only its own table of descriptors.
@@ -219,7 +220,7 @@ impl Walker {
         let Ok(descriptors) = open(&directory, "fd") else { return Seen::Nothing };
         let process = Process { name: name.to_owned(), directory };
         let mut found = Vec::new();
-        if self.descriptors(target, name, &descriptors, &mut found).is_err() {
+        if self.descriptors(target, name, &descriptors, Look::Close, &mut found).is_err() {
             return Seen::Nothing;
         }
         let mut facts = Facts { process: ProcessId { pid, start_ticks: 0 }, files: Vec::new(), locks: Vec::new() };
@@ -253,6 +254,7 @@ impl Walker {
         target: &Target,
         name: &str,
         descriptors: &OwnedFd,
+        look: Look,
         found: &mut Vec<Found>,
     ) -> Result<usize, Errno> {
         let mut count = 0;
@@ -270,7 +272,9 @@ impl Walker {
             let deleted = status.st_nlink == 0;
             let (member, generation) = match target.current(id) {
                 Some(member) => (member, Standing::Current),
-                None if deleted || target.devices.contains(&id.0) => {
+                None if deleted
+                    || target.devices.contains(&id.0) && (look == Look::Close || shaped(status.st_size)) =>
+                {
                     let link = rustix::fs::readlinkat_raw(descriptors, entry.file_name(), self.link.as_mut_slice());
                     let Some(link) = link.ok().and_then(|n| self.link.get(..n)) else { continue };
                     match target.retired(name, link, id, deleted) {
@@ -388,13 +392,26 @@ impl Walker {
 
     fn maps_any(&mut self, target: &Target, pid: i32) -> bool {
         let name = pid.to_string();
-        self.read(pid, "maps").is_some_and(|text| text::mappings(text).any(|m| mapped(target, &name, &m).is_some()))
+        self.shared_maps(target, pid)
+            .is_some_and(|text| text::mappings(text).any(|m| mapped(target, &name, &m).is_some()))
+    }
+
+    /// The maps of a process, if it may have one that counts.
+    fn shared_maps(&mut self, target: &Target, pid: i32) -> Option<&[u8]> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let maps = rustix::fs::openat(&self.proc, format!("{pid}/maps"), flags, Mode::empty()).ok()?;
+        let counts = |device, inode, name: &[u8]| target.shown(device, inode).is_some() || text::unmarked(name).1;
+        if !maps::may_have(&maps, counts) {
+            return None;
+        }
+        process::read_all(&maps, &mut self.text).ok()?;
+        Some(&self.text)
     }
 
     /// True if a process has the present index mapped.
     pub(super) fn maps_index(&mut self, target: &Target, pid: i32) -> bool {
         let is_index = |m: text::Mapping<'_>| matches!(target.shown(m.device, m.inode), Some((Member::Shm, _)));
-        self.read(pid, "maps").is_some_and(|text| text::mappings(text).any(is_index))
+        self.shared_maps(target, pid).is_some_and(|text| text::mappings(text).any(is_index))
     }
 
     /// Reads `/proc/locks`.
@@ -413,6 +430,22 @@ fn mapped(target: &Target, process: &str, map: &text::Mapping<'_>) -> Option<(Me
     let id = (rustix::fs::makedev(map.device.0, map.device.1), map.inode);
     let path = crate::filesystem::unescape(map.path);
     Some((target.retired(process, &path, id, false)?, Standing::Retired, id))
+}
+
+/// How closely descriptors are looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// For whether there is anything at all of the family.
+    Quick,
+    Close,
+}
+
+/// True for a length that a file of SQLite can have. Asking for a name costs as much as all else about a descriptor, so the
+/// quick look does not ask for the names of files that have one still and are of any other length.
+fn shaped(size: i64) -> bool {
+    const PAGES: [i64; 8] = [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536];
+    // Whole pages; an index that was just emptied; a log up to the end of a frame, or of the header of one.
+    size % 512 == 0 || size == 3 || PAGES.iter().any(|page| matches!((size - 32) % (page + 24), 0 | 24))
 }
 
 /// A descriptor of a process that leads to a member.
