@@ -8,11 +8,12 @@ use rustix::fs::FileType;
 
 use super::argv::{self, Speaks};
 use super::describe::{About, held_locks, table_files};
-use super::linux::Picture;
+use super::linux::{self, Picture};
 use super::target::FileId;
 use super::text::Lock;
 use super::walk::{Opaque, Walker};
 use super::{Evidence, Holder, Namespace, Report, Verdict, elsewhere};
+use crate::error::Result;
 use crate::family::{Family, Member, Status};
 use crate::ofd::Range;
 use crate::process::{self, Powers, ProcessId, Stat};
@@ -51,7 +52,7 @@ pub(super) fn conclude(
     about: &mut About,
     picture: Picture,
     mut holders: Vec<Holder>,
-) -> Report {
+) -> Result<Report> {
     let mut limits = Vec::new();
     let opaque = |pid: i32| picture.opaque.iter().any(|o| o.pid == pid);
     let inspected = |pid: i32| picture.pids.contains(&pid) && !opaque(pid);
@@ -65,7 +66,8 @@ pub(super) fn conclude(
         let mut holder = about.stranger(walker, Some(ProcessId { pid, start_ticks }));
         by_lock(&mut holder, &locks);
         let index = holder.files.iter().any(|f| f.member == Member::Shm);
-        holder.naked = index && !(holder.locks.shared && holder.locks.dms);
+        holder.naked =
+            index && !(holder.locks.shared && holder.locks.dms) && linux::stays_naked(walker, &picture.target, pid)?;
         holders.push(holder);
     }
     let mut unowned = Loose(picture.unowned());
@@ -96,7 +98,7 @@ pub(super) fn conclude(
         (true, false) => Verdict::Held,
     };
     let path = family.main().display().to_string();
-    Report { path, verdict, uninspected: picture.opaque.len(), limits, holders }
+    Ok(Report { path, verdict, uninspected: picture.opaque.len(), limits, holders })
 }
 
 /// The processes that may hold it and could not be cleared, the likeliest first. Those whose command line speaks for it

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::conclude::conclude;
-use super::describe::{About, file_locks};
+use super::describe::{About, file_locks, held_locks};
 use super::probe;
 use super::target::{FileId, Target};
 use super::text::Lock;
@@ -173,43 +173,69 @@ impl Picture {
         pids
     }
 
-    /// Locks that another look might explain: not those of processes that cannot be seen.
+    /// Locks that another look might explain, and processes that own some and have shown no file.
     fn unexplained(&self) -> (Vec<(Member, FileId, Lock)>, Vec<i32>) {
-        let opaque = |pid: i32| self.opaque.iter().any(|o| o.pid == pid) || !self.pids.contains(&pid);
+        let opaque = |pid: i32| self.opaque.iter().any(|o| o.pid == pid);
         let owners = self.unseen_owners().into_iter().filter(|pid| !opaque(*pid)).collect();
         let loose = self.unowned().into_iter().chain(self.hidden.iter().copied()).collect();
         (loose, owners)
     }
 
-    /// A process that holds a lock and shows no file of the family has it in a thread with descriptors of its own.
-    fn look_into_threads(&mut self, walker: &mut Walker) {
+    /// Looks once more at those who own a lock and have shown no file: they came after the processes were listed, or have it
+    /// in a thread with descriptors of its own.
+    fn look_at_owners(&mut self, walker: &mut Walker) {
         for pid in self.unexplained().1 {
-            if let Seen::Holder(facts) = walker.look_at_threads(&self.target, pid) {
-                self.holders.push(facts);
+            match again(walker, &self.target, pid) {
+                Seen::Holder(facts) => self.holders.push(facts),
+                Seen::Denied(opaque) => self.opaque.push(opaque),
+                Seen::Nothing if walker.read(pid, "stat").is_none() => continue,
+                Seen::Nothing => {}
+            }
+            if !self.pids.contains(&pid) {
+                self.pids.push(pid);
             }
         }
     }
 }
 
-/// Looks until every lock has an owner, or two looks agree on what has none.
+/// Looks until every lock has an owner, or two looks agree on what has none. An owner that only the last look met is gone
+/// again, or has not come yet, and is left out.
 fn settled(walker: &mut Walker, family: &Family) -> Result<Picture> {
-    let mut before = picture(walker, family)?;
+    let mut now = picture(walker, family)?;
+    now.look_at_owners(walker);
     for _ in 1..SCANS {
-        before.look_into_threads(walker);
-        let loose = before.unexplained();
-        if loose.0.is_empty() && loose.1.is_empty() {
+        let before = now.unexplained();
+        if before.0.is_empty() && before.1.is_empty() {
             break;
         }
         std::thread::sleep(BETWEEN_LOOKS);
-        let mut now = picture(walker, family)?;
-        now.look_into_threads(walker);
-        let agreed = now.unexplained() == loose;
-        before = now;
-        if agreed {
+        now = picture(walker, family)?;
+        now.look_at_owners(walker);
+        let after = now.unexplained();
+        if after == before {
             break;
         }
+        let passing: Vec<i32> = after.1.into_iter().filter(|pid| !before.1.contains(pid)).collect();
+        now.locks.retain(|(_, _, l)| l.ofd || !passing.contains(&l.pid));
     }
-    Ok(before)
+    Ok(now)
+}
+
+/// True if a process that shows by its locks alone lacks one of the two every time that it is looked at.
+pub(super) fn stays_naked(walker: &mut Walker, target: &Target, pid: i32) -> Result<bool> {
+    for _ in 1..LOOKS {
+        std::thread::sleep(BETWEEN_LOOKS);
+        let table = walker.lock_table()?;
+        let own = table.into_iter().filter(|l| l.pid == pid && !l.ofd);
+        let locks: Vec<_> =
+            own.filter_map(|l| Some((target.shown(l.device, l.inode).map(|(member, _)| member)?, l))).collect();
+        let index = locks.iter().any(|(member, _)| *member == Member::Shm);
+        let held = held_locks(&locks);
+        if !index || held.shared && held.dms {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 pub(super) fn dangerous(family: &Family) -> Result<Vec<Holder>> {
@@ -266,7 +292,7 @@ pub(super) fn scan(family: &Family) -> Result<Report> {
             holders.push(Holder { naked: false, ghost: false, ..about.holder(&mut walker, facts) });
         }
     }
-    Ok(conclude(&mut walker, family, &mut about, picture, holders))
+    conclude(&mut walker, family, &mut about, picture, holders)
 }
 
 /// True if this was the child by which another look of the same moment asks about locks. It has the files open for an instant.
