@@ -7,6 +7,10 @@
 
 #[cfg(target_os = "linux")]
 mod describe;
+#[cfg(any(target_os = "macos", all(test, unix)))]
+mod libproc;
+#[cfg(any(windows, test))]
+mod restart;
 #[cfg_attr(target_os = "linux", path = "linux.rs")]
 #[cfg_attr(target_os = "macos", path = "macos.rs")]
 #[cfg_attr(windows, path = "windows.rs")]
@@ -199,6 +203,7 @@ pub fn dangerous(family: &Family) -> Result<Vec<Holder>> {
 }
 
 /// The processes that have the present `-shm` mapped. Those that may not be looked at are not among them.
+#[cfg(target_os = "linux")]
 pub(crate) fn mapping_index(family: &Family) -> Result<Vec<i32>> {
     system::mapping_index(family)
 }
