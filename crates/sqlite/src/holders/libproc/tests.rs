@@ -133,14 +133,17 @@ fn of_the_descriptors_only_those_of_files_are_asked_about() {
     assert!(numbers(&[]).is_empty());
 }
 
+type Processes = BTreeMap<i32, Look>;
+type Change = Box<dyn FnOnce(&mut Processes)>;
+
 /// A machine with the processes that a test gives it.
 #[derive(Default)]
 struct Machine {
-    processes: BTreeMap<i32, Look>,
+    processes: Processes,
     about: BTreeMap<i32, About>,
     unproved: bool,
     /// What happens when a process is looked at for the second time.
-    then: Option<Box<dyn FnOnce(&mut BTreeMap<i32, Look>)>>,
+    then: Option<Change>,
     looks: usize,
 }
 
