@@ -344,7 +344,8 @@ fn another_spelling_of_the_directory_or_the_name_hides_nobody() {
     let id = (place.family.generation().unwrap().main.unwrap().device, u64::MAX);
     // As the kernel may spell it: by another way to the same directory, and in the letters of the disk.
     let directory = place.family.directory().as_os_str().as_bytes();
-    let by_another_way = [directory, b"/."].concat();
+    let last = place.family.directory().file_name().unwrap().as_bytes();
+    let by_another_way = [directory, b"/../", last].concat();
     for directory in [directory, &by_another_way] {
         for name in [b"/state.db-wal".as_slice(), b"/State.DB-WAL"] {
             let record = file_record(id, 0o100_600, 0, 0, &[directory, name].concat());
