@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Failure, Result};
 use crate::family::{Family, Status};
-use crate::flush::Committer;
+use crate::flush::{self, Committer};
 use crate::wal::ReadAt;
 use crate::{connect, files, image};
 
@@ -170,7 +170,7 @@ pub(crate) fn merge(
     // As long as they are in a log alone the images may be their only safe place: whoever removed one log may remove the next,
     // and this process may be killed before it has captured it. Where a reader keeps the log from being copied they are merged
     // again by the next opener.
-    if live.copy_all().is_err() {
+    if flush::copy_all(live).is_err() {
         live.flush()?;
         return Ok(rows);
     }
