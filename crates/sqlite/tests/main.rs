@@ -24,5 +24,6 @@ mod rescue;
 mod secure;
 mod storms;
 mod support;
+mod systems;
 mod turns;
 mod writing;
