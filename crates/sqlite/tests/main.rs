@@ -1,4 +1,5 @@
 //! What this crate does to real files, beside real processes.
+#![cfg(target_os = "linux")]
 #![expect(
     clippy::disallowed_methods,
     clippy::unwrap_used,
@@ -7,6 +8,7 @@
     reason = "a test builds its situation by ordinary means and stops at the first surprise"
 )]
 
+mod admission;
 mod anchor;
 mod corners;
 mod generations;
@@ -22,6 +24,7 @@ mod rescue;
 mod secure;
 mod storms;
 mod support;
+mod systems;
 mod turns;
 mod unseen;
 mod writing;

@@ -8,7 +8,7 @@ use rustix::fs::FileType;
 
 use super::argv::{self, Speaks};
 use super::describe::{About, held_locks, table_files};
-use super::linux::{self, Picture};
+use super::linux::{self, Picture, Unexplained};
 use super::target::FileId;
 use super::text::Lock;
 use super::walk::{Opaque, Walker};
@@ -51,12 +51,13 @@ pub(super) fn conclude(
     family: &Family,
     about: &mut About,
     picture: Picture,
+    unexplained: Unexplained,
     mut holders: Vec<Holder>,
 ) -> Result<Report> {
     let mut limits = Vec::new();
     let opaque = |pid: i32| picture.opaque.iter().any(|o| o.pid == pid);
     let inspected = |pid: i32| picture.pids.contains(&pid) && !opaque(pid);
-    for pid in picture.unseen_owners() {
+    for pid in unexplained.owners {
         // Whoever can be looked at and has no file of the family any more has just let go.
         if inspected(pid) {
             continue;
@@ -70,8 +71,8 @@ pub(super) fn conclude(
             index && !(holder.locks.shared && holder.locks.dms) && linux::stays_naked(walker, &picture.target, pid)?;
         holders.push(holder);
     }
-    let mut unowned = Loose(picture.unowned());
-    let mut hidden = Loose(picture.hidden.clone());
+    let mut unowned = Loose(unexplained.unowned);
+    let mut hidden = Loose(unexplained.hidden);
     holders.extend(elsewhere::holders(walker, about, &picture.pids, &inspected, &mut unowned, &mut hidden));
     // Several owners may be behind these locks, so a missing one says nothing about any of them.
     if !unowned.0.is_empty() {

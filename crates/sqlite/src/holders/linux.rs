@@ -18,8 +18,10 @@ use crate::family::{Family, Member};
 const LOOKS: usize = 5;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(25);
 
-/// How often the whole machine is looked at again because processes came or went in between.
-const SCANS: usize = 3;
+/// How often the whole machine is looked at again because something is not explained. Between the look at the descriptors and
+/// the one at the table of locks busy writers have taken and released others, and the kernel hands the table out a page at a
+/// time; only what is unexplained each time is.
+const SCANS: usize = 8;
 
 /// From so many processes on they are shared out among threads, and so many are taken at a time.
 const MANY: usize = 128;
@@ -173,18 +175,12 @@ impl Picture {
         pids
     }
 
-    /// Locks that another look might explain, and processes that own some and have shown no file.
-    fn unexplained(&self) -> (Vec<(Member, FileId, Lock)>, Vec<i32>) {
-        let opaque = |pid: i32| self.opaque.iter().any(|o| o.pid == pid);
-        let owners = self.unseen_owners().into_iter().filter(|pid| !opaque(*pid)).collect();
-        let loose = self.unowned().into_iter().chain(self.hidden.iter().copied()).collect();
-        (loose, owners)
-    }
-
     /// Looks once more at those who own a lock and have shown no file: they came after the processes were listed, or have it
     /// in a thread with descriptors of its own.
     fn look_at_owners(&mut self, walker: &mut Walker) {
-        for pid in self.unexplained().1 {
+        let opaque = |pid: i32| self.opaque.iter().any(|o| o.pid == pid);
+        let owners: Vec<i32> = self.unseen_owners().into_iter().filter(|pid| !opaque(*pid)).collect();
+        for pid in owners {
             match again(walker, &self.target, pid) {
                 Seen::Holder(facts) => self.holders.push(facts),
                 Seen::Denied(opaque) => self.opaque.push(opaque),
@@ -198,27 +194,58 @@ impl Picture {
     }
 }
 
-/// Looks until every lock has an owner, or two looks agree on what has none. An owner that only the last look met is gone
-/// again, or has not come yet, and is left out.
-fn settled(walker: &mut Walker, family: &Family) -> Result<Picture> {
+/// What no look could explain.
+pub(super) struct Unexplained {
+    /// Locks of open file descriptions.
+    pub(super) unowned: Vec<(Member, FileId, Lock)>,
+    /// Locks of processes that cannot be seen from here.
+    pub(super) hidden: Vec<(Member, FileId, Lock)>,
+    /// Processes that own locks and showed no file.
+    pub(super) owners: Vec<i32>,
+}
+
+impl Unexplained {
+    fn of(picture: &Picture) -> Unexplained {
+        Unexplained { unowned: picture.unowned(), hidden: picture.hidden.clone(), owners: picture.unseen_owners() }
+    }
+
+    /// Keeps only what another look could not explain either.
+    fn keep(&mut self, picture: &Picture) {
+        let both = |known: &mut Vec<(Member, FileId, Lock)>, mut again: Vec<(Member, FileId, Lock)>| {
+            let key = |id: FileId, l: &Lock| (id, l.write, l.start, l.end);
+            known.retain(|(_, id, lock)| {
+                let same = |(_, i, l): &(Member, FileId, Lock)| key(*i, l) == key(*id, lock);
+                again.iter().position(same).map(|at| again.swap_remove(at)).is_some()
+            });
+        };
+        both(&mut self.unowned, picture.unowned());
+        both(&mut self.hidden, picture.hidden.clone());
+        let owners = picture.unseen_owners();
+        self.owners.retain(|pid| owners.contains(pid));
+    }
+
+    /// True if another look has nothing to explain: whoever may not be looked at shows no file in that one either.
+    fn nothing_for(&self, picture: &Picture) -> bool {
+        let opaque = |pid: &i32| picture.opaque.iter().any(|o| o.pid == *pid);
+        self.unowned.is_empty() && self.hidden.is_empty() && self.owners.iter().all(opaque)
+    }
+}
+
+/// Looks until every lock has an owner, or it has often been looked for in vain.
+fn settled(walker: &mut Walker, family: &Family) -> Result<(Picture, Unexplained)> {
     let mut now = picture(walker, family)?;
     now.look_at_owners(walker);
+    let mut unexplained = Unexplained::of(&now);
     for _ in 1..SCANS {
-        let before = now.unexplained();
-        if before.0.is_empty() && before.1.is_empty() {
+        if unexplained.nothing_for(&now) {
             break;
         }
         std::thread::sleep(BETWEEN_LOOKS);
         now = picture(walker, family)?;
         now.look_at_owners(walker);
-        let after = now.unexplained();
-        if after == before {
-            break;
-        }
-        let passing: Vec<i32> = after.1.into_iter().filter(|pid| !before.1.contains(pid)).collect();
-        now.locks.retain(|(_, _, l)| l.ofd || !passing.contains(&l.pid));
+        unexplained.keep(&now);
     }
-    Ok(now)
+    Ok((now, unexplained))
 }
 
 /// True if a process that shows by its locks alone lacks one of the two every time that it is looked at.
@@ -269,7 +296,7 @@ pub(super) fn mapping_index(family: &Family) -> Result<Vec<i32>> {
 
 pub(super) fn scan(family: &Family) -> Result<Report> {
     let mut walker = Walker::new()?;
-    let picture = settled(&mut walker, family)?;
+    let (picture, unexplained) = settled(&mut walker, family)?;
     let mut about = About::read(&mut walker, family);
     let mut holders = Vec::new();
     for facts in picture.holders.clone() {
@@ -292,7 +319,7 @@ pub(super) fn scan(family: &Family) -> Result<Report> {
             holders.push(Holder { naked: false, ghost: false, ..about.holder(&mut walker, facts) });
         }
     }
-    conclude(&mut walker, family, &mut about, picture, holders)
+    conclude(&mut walker, family, &mut about, picture, unexplained, holders)
 }
 
 /// True if this was the child by which another look of the same moment asks about locks. It has the files open for an instant.
