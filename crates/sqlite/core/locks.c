@@ -46,6 +46,11 @@
 ** closed them all, each lock call, write, truncation and unlink of that family fails in the child.
 ** Closing rolls back, and a rollback clears the index of the log in shared memory, where the parent's
 ** uncommitted frames are listed: so the child gets a private copy of that memory at the fork.
+**
+** The locks belong to the description, so whoever else has that description can drop them behind our back: a process
+** made by a bare clone(), one that was passed the descriptor, a library that unlocks whatever is open. So what is recorded
+** is not taken for granted: sh_standing asks the kernel. A lock of a transaction that is found gone when SQLite releases it
+** marks the inode as betrayed until SQLite has closed it: what ran under that lock proves nothing.
 */
 #define _GNU_SOURCE
 #include "locks.h"
@@ -83,6 +88,9 @@ struct inode {
   off_t mark;                /* the owner's file offset */
   int writable;              /* the owner can take write locks */
   int lost;                  /* the owner was taken away: every lock call fails */
+  int asked;                 /* the kernel was asked about a lock right after it was taken */
+  int mute;                  /* and did not know of it: this file system or system does not tell */
+  int betrayed;              /* a lock of a transaction was gone when it was released */
   int inherited;             /* the ranges were taken by a parent process */
   int parents;               /* this process is a child, and its parent held a write lock here at the fork */
   int given_up;              /* SQLite may not change it any more, until it has closed all descriptors */
@@ -113,6 +121,9 @@ enum { UNLINK_WAL = 1, UNLINK_SHM = 2 };
 /* The shared range of a main file (os_unix.c, SHARED_FIRST and SHARED_SIZE). */
 #define SHARED_FIRST 0x40000002
 #define SHARED_END (SHARED_FIRST + 510)
+
+/* The byte of an index that everybody who has it mapped holds (os_unix.c, UNIX_SHM_DMS). */
+#define PRESENCE 128
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct inode *buckets[BUCKETS];
@@ -274,6 +285,114 @@ static void record_range(struct inode *i, int64_t start, int64_t end, int type){
   i->held = kept;
 }
 
+/* ---- what the kernel says about them ---- */
+
+/* As kernel_has, from what /proc tells of the description. */
+static int is_listed(int owner, const struct sh_range *r){
+  char path[40], text[8192], *line;
+  ssize_t length;
+  int64_t at = r->start;
+  int fd, moved;
+  snprintf(path, sizeof path, "/proc/self/fdinfo/%d", owner);
+  fd = open(path, O_RDONLY | O_CLOEXEC);
+  if( fd < 0 ) return -1;
+  length = read(fd, text, sizeof text - 1);
+  close(fd);
+  if( length <= 0 || (size_t)length == sizeof text - 1 ) return -1;
+  text[length] = 0;
+  do {
+    moved = 0;
+    for(line = text; (line = strstr(line, "\nlock:")) != 0; line++){
+      char kind[8], last[24];
+      long long start;
+      int64_t end;
+      if( sscanf(line, " lock: %*d: OFDLCK %*s %7s %*d %*[^ ] %lld %23s", kind, &start, last) != 3 ) continue;
+      end = strcmp(last, "EOF") == 0 ? INT64_MAX : strtoll(last, 0, 10) + 1;
+      if( start > at || end <= at || (r->write && strcmp(kind, "WRITE") != 0) ) continue;
+      at = end;
+      moved = 1;
+    }
+  } while( moved && at < r->end );
+  return at >= r->end;
+}
+
+/* 1 if the owner's description has all of this lock, 0 if not, -1 if the kernel does not tell. */
+static int kernel_has(int owner, const struct sh_range *r){
+  int64_t at = r->start;
+  while( at < r->end ){
+    struct flock lock;
+    memset(&lock, 0, sizeof lock);
+    lock.l_type = F_UNLCK;   /* Linux 6.6: asks for the description's own locks */
+    lock.l_whence = SEEK_SET;
+    lock.l_start = at;
+    lock.l_len = r->end == INT64_MAX ? 0 : r->end - at;
+    if( fcntl(owner, F_OFD_GETLK, &lock) != 0 ) return errno == EINVAL ? is_listed(owner, r) : -1;
+    if( lock.l_type == F_UNLCK || lock.l_start > at || range_end(&lock) <= at ) return 0;
+    if( r->write && lock.l_type != F_WRLCK ) return 0;
+    at = range_end(&lock);
+  }
+  return 1;
+}
+
+/* 1 unless the kernel says that the owner has not this lock, or there is no owner. */
+static int still_has(const struct inode *i, const struct sh_range *r){
+  return i->owner >= 0 && (i->mute || kernel_has(i->owner, r) != 0);
+}
+
+/* Once for each inode, right after a lock was granted: does the kernel tell the truth here? A compatible system or a file system
+** that keeps its locks elsewhere may know of none. */
+static void try_the_kernel(struct inode *i, const struct flock *granted){
+  struct sh_range r;
+  int has;
+  if( i->asked || granted->l_type == F_UNLCK ) return;
+  r.start = granted->l_start;
+  r.end = range_end(granted);
+  r.write = granted->l_type == F_WRLCK;
+  has = kernel_has(i->owner, &r);
+  i->asked = has >= 0;
+  i->mute = has == 0;
+}
+
+/* The owner's number may belong to something else by now. */
+static void look_at_owner(struct inode *i){
+  if( i->owner < 0 || owner_is_ours(i) ) return;
+  i->owner = -1;
+  i->lost = 1;
+}
+
+/* True for the two locks that stand as long as a connection does; every other one belongs to a transaction. */
+static int is_standing(const struct sh_range *r){
+  return !r->write && (r->start == SHARED_FIRST || (r->start == PRESENCE && r->end == PRESENCE + 1));
+}
+
+/* Before SQLite releases [start,end): was it there all the time? */
+static void notice_betrayal(struct inode *i, int64_t start, int64_t end){
+  size_t n;
+  if( i->inherited ) return;
+  for(n = 0; n < i->held && !i->betrayed; n++){
+    const struct sh_range *r = &i->ranges[n];
+    if( r->end <= start || r->start >= end || is_standing(r) ) continue;
+    if( !still_has(i, r) ) i->betrayed = 1;
+  }
+}
+
+/* How the standing lock [start,end) is. */
+static int standing(struct inode *i, int64_t start, int64_t end){
+  size_t n;
+  int recorded = 0, fell = 0;
+  look_at_owner(i);
+  if( i->betrayed || i->inherited ) return SH_BROKEN;
+  for(n = 0; n < i->held; n++){
+    const struct sh_range *r = &i->ranges[n];
+    int wanted = r->start <= start && r->end >= end;
+    recorded |= wanted;
+    if( still_has(i, r) ) continue;
+    if( !wanted || !is_standing(r) ) return SH_BROKEN;
+    fell = 1;
+  }
+  return !recorded ? SH_BROKEN : fell ? SH_FELL : SH_STANDS;
+}
+
 /* ---- owners ---- */
 
 static int high_number(void){
@@ -314,15 +433,35 @@ static int take_recorded(const struct inode *i, int owner){
   size_t n;
   for(n = 0; n < i->held; n++){
     const struct sh_range *r = &i->ranges[n];
-    if( r->write || set_lock(owner, F_OFD_SETLK, F_RDLCK, r->start, r->end) != 0 ) return -1;
+    if( r->write ){ errno = EIO; return -1; }
+    if( set_lock(owner, F_OFD_SETLK, F_RDLCK, r->start, r->end) != 0 ) return -1;
   }
+  return 0;
+}
+
+/* Gives the inode a new owner, opened as SQLite's descriptor `fd` is, which has the read locks before the old one lets them
+** go. 0; or with errno set -1 if it cannot be opened, and -2 if it cannot have the locks. */
+static int replace_owner(struct inode *i, int fd, int access){
+  off_t mark;
+  int owner = open_owner(fd, access == O_RDWR ? O_RDWR : O_RDONLY, i, &mark);
+  if( owner < 0 ) return -1;
+  if( take_recorded(i, owner) != 0 ){
+    int error = errno;
+    close(owner);
+    errno = error;
+    return -2;
+  }
+  close_owner(i);
+  i->owner = owner;
+  i->mark = mark;
+  i->writable = (access == O_RDWR);
+  i->inherited = 0;
   return 0;
 }
 
 /* Sees to it that the inode has an owner that can take locks of this type. 0, or -1 with errno set. */
 static int ready_owner(struct inode *i, int fd, int type){
-  int access, owner;
-  off_t mark;
+  int access;
   if( i->owner >= 0 && (type != F_WRLCK || i->writable) ) return 0;
   access = fcntl(fd, F_GETFL);
   if( access < 0 ) return -1;
@@ -331,20 +470,11 @@ static int ready_owner(struct inode *i, int fd, int type){
     errno = EBADF;   /* what the kernel says to a write lock on a read-only descriptor */
     return -1;
   }
-  owner = open_owner(fd, access == O_RDWR ? O_RDWR : O_RDONLY, i, &mark);
-  if( owner < 0 ) return -1;
-  /* The new owner has the read locks before the old one lets them go. */
-  if( take_recorded(i, owner) != 0 ){
-    close(owner);
-    errno = EIO;
-    return -1;
+  switch( replace_owner(i, fd, access) ){
+    case 0: return 0;
+    case -2: errno = EIO;
   }
-  close_owner(i);
-  i->owner = owner;
-  i->mark = mark;
-  i->writable = (access == O_RDWR);
-  i->inherited = 0;
-  return 0;
+  return -1;
 }
 
 /* ---- fork ---- */
@@ -537,10 +667,8 @@ static int lock_call(int fd, struct inode *i, int command, struct flock *lock){
   if( lock->l_whence != SEEK_SET ){ errno = EINVAL; return -1; }
   if( fstat(fd, &st) != 0 ) return -1;
   if( st.st_dev != i->device || st.st_ino != i->number ){ errno = EIO; return -1; }
-  if( i->owner >= 0 && !owner_is_ours(i) ){
-    i->owner = -1;
-    i->lost = 1;
-  }
+  look_at_owner(i);
+  if( command != F_GETLK && lock->l_type == F_UNLCK ) notice_betrayal(i, lock->l_start, range_end(lock));
   /* Without an owner there is nothing to release but the record; a child gives up what it inherited this way. */
   if( command != F_GETLK && lock->l_type == F_UNLCK && i->owner < 0 ){
     if( reserve_ranges(i) != 0 ){ errno = ENOMEM; return -1; }
@@ -575,6 +703,7 @@ static int lock_call(int fd, struct inode *i, int command, struct flock *lock){
     rc = fcntl(owner, F_OFD_SETLK, &asked);
   }
   if( rc == 0 && reserve_ranges(i) == 0 ) record_range(i, asked.l_start, range_end(&asked), asked.l_type);
+  if( rc == 0 ) try_the_kernel(i, &asked);
   return rc;
 }
 
@@ -820,6 +949,58 @@ int sh_owner(uint64_t device, uint64_t inode, struct sh_range *out, size_t room,
   }
   leave();
   return owner;
+}
+
+int sh_standing(uint64_t device, uint64_t inode, int64_t start, int64_t end){
+  struct inode *i;
+  int state = SH_BROKEN;
+  enter();
+  i = find((dev_t)device, (ino_t)inode);
+  if( i ) state = standing(i, start, end);
+  leave();
+  return state;
+}
+
+int sh_has(int owner, const struct sh_range *range, int listed){
+  return listed ? is_listed(owner, range) : kernel_has(owner, range);
+}
+
+/* Opens a new owner, if no write lock would be lost with the old one. */
+static int renew_owner(struct inode *i){
+  size_t fd;
+  int best = -1, best_access = O_RDONLY;
+  if( holds_write(i) ){ errno = EBUSY; return -1; }
+  for(fd = 0; fd < table_size; fd++){
+    int access;
+    if( table[fd].inode != i || is_foreign((int)fd, i) ) continue;
+    access = fcntl((int)fd, F_GETFL) & O_ACCMODE;
+    if( best < 0 || access == O_RDWR ){ best = (int)fd; best_access = access; }
+  }
+  if( best < 0 ){ errno = EBADF; return -1; }
+  return replace_owner(i, best, best_access);
+}
+
+int sh_retake(uint64_t device, uint64_t inode, int64_t start, int64_t end){
+  struct inode *i;
+  int error = ENOLCK, state = SH_BROKEN;
+  enter();
+  i = find((dev_t)device, (ino_t)inode);
+  if( i ) state = standing(i, start, end);
+  if( state == SH_STANDS ){
+    error = 0;
+  }else if( state == SH_FELL ){
+    /* Whoever dropped the lock may have the old description still, and do it again. */
+    if( renew_owner(i) == 0 ){
+      i->lost = 0;
+      error = 0;
+    }else if( errno != EAGAIN && errno != EACCES && i->owner >= 0 ){
+      error = set_lock(i->owner, F_OFD_SETLK, F_RDLCK, start, end) == 0 ? 0 : errno;
+    }else{
+      error = errno;
+    }
+  }
+  leave();
+  return error;
 }
 
 /* A descriptor of the inode that can be read at a position: the owner, else one of SQLite's. -1: none. */
