@@ -260,6 +260,7 @@ pub fn counts() -> (usize, usize) {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 mod tests {
     use super::*;
     use crate::ofd::{self, Kind};

@@ -77,7 +77,7 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
             Ok(opened) => opened,
             // Somebody removed or replaced the files in between; or another handle of this process still has to notice it. An
             // old index beside a log that was just removed looks like a log that was cut off.
-            Err(Error::Retired { .. } | Error::Destroyed(_)) if n + 1 < TRIES => {
+            Err(Error::Retired { .. } | Error::LocksLost | Error::Destroyed(_)) if n + 1 < TRIES => {
                 drop(lock);
                 std::thread::sleep(PAUSE);
                 continue;
