@@ -11,6 +11,7 @@ mod anchor;
 mod corners;
 mod generations;
 mod gone;
+mod heal;
 mod holder;
 mod holders;
 mod image;
