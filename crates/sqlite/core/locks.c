@@ -49,7 +49,9 @@
 **
 ** The locks belong to the description, so whoever else has that description can drop them behind our back: a process
 ** made by a bare clone(), one that was passed the descriptor, a library that unlocks whatever is open. So what is recorded
-** is not taken for granted: sh_standing asks the kernel. A lock of a transaction that is found gone when SQLite releases it
+** is not taken for granted: sh_standing asks the kernel. Where a process does so before it believes anything, lock calls go on without an
+** owner, on a new one that has nothing yet: SQLite takes each failure for a lock that is busy, and would wait for
+** seconds. A lock of a transaction that is found gone when SQLite releases it
 ** marks the inode as betrayed until SQLite has closed it: what ran under that lock proves nothing.
 */
 #define _GNU_SOURCE
@@ -133,6 +135,7 @@ static struct mapping *mappings;
 static pid_t home;           /* the process that the owners belong to */
 static uint64_t marks;
 static int forked_while_writing;   /* some inode may be its parent's to write */
+static int watched;          /* this process asks sh_standing before it believes anything */
 static volatile int copying;       /* the mutex is held while a mapping is read */
 static struct sigaction bus_before;
 
@@ -459,6 +462,35 @@ static int replace_owner(struct inode *i, int fd, int access){
   return 0;
 }
 
+/* True if the number does not belong to the file that SQLite opened by it any more. */
+static int is_foreign(int fd, const struct inode *i){
+  struct stat st;
+  return fstat(fd, &st) != 0 || st.st_dev != i->device || st.st_ino != i->number;
+}
+
+/* A descriptor of SQLite's, one that can write if there is any, and how it was opened. -1: none. */
+static int best_descriptor(const struct inode *i, int *access){
+  size_t fd;
+  int best = -1;
+  for(fd = 0; fd < table_size; fd++){
+    int mode;
+    if( table[fd].inode != i || is_foreign((int)fd, i) ) continue;
+    mode = fcntl((int)fd, F_GETFL) & O_ACCMODE;
+    if( best < 0 || mode == O_RDWR ){ best = (int)fd; *access = mode; }
+  }
+  return best;
+}
+
+/* A new owner that has none of the locks which the lost one had. On failure the inode stays lost. */
+static void begin_anew(struct inode *i){
+  int access = O_RDONLY, fd = best_descriptor(i, &access);
+  int owner = fd < 0 ? -1 : open_owner(fd, access == O_RDWR ? O_RDWR : O_RDONLY, i, &i->mark);
+  if( owner < 0 ) return;
+  i->owner = owner;
+  i->writable = (access == O_RDWR);
+  i->lost = 0;
+}
+
 /* Sees to it that the inode has an owner that can take locks of this type. 0, or -1 with errno set. */
 static int ready_owner(struct inode *i, int fd, int type){
   int access;
@@ -580,12 +612,6 @@ static struct inode *inode_of(int fd){
   return fd >= 0 && (size_t)fd < table_size ? table[fd].inode : 0;
 }
 
-/* True if the number does not belong to the file that SQLite opened by it any more. */
-static int is_foreign(int fd, const struct inode *i){
-  struct stat st;
-  return fstat(fd, &st) != 0 || st.st_dev != i->device || st.st_ino != i->number;
-}
-
 int sh_close(int fd){
   int rc = 0, foreign;
   const struct inode *i;
@@ -669,6 +695,7 @@ static int lock_call(int fd, struct inode *i, int command, struct flock *lock){
   if( st.st_dev != i->device || st.st_ino != i->number ){ errno = EIO; return -1; }
   look_at_owner(i);
   if( command != F_GETLK && lock->l_type == F_UNLCK ) notice_betrayal(i, lock->l_start, range_end(lock));
+  if( i->lost && watched ) begin_anew(i);
   /* Without an owner there is nothing to release but the record; a child gives up what it inherited this way. */
   if( command != F_GETLK && lock->l_type == F_UNLCK && i->owner < 0 ){
     if( reserve_ranges(i) != 0 ){ errno = ENOMEM; return -1; }
@@ -701,6 +728,11 @@ static int lock_call(int fd, struct inode *i, int command, struct flock *lock){
     } while( owner >= 0 );
   }else{
     rc = fcntl(owner, F_OFD_SETLK, &asked);
+  }
+  if( rc != 0 && asked.l_type == F_UNLCK && !owner_is_ours(i) ){
+    /* Its number was closed at this very moment. SQLite would believe for ever that the lock is still there. */
+    look_at_owner(i);
+    rc = 0;
   }
   if( rc == 0 && reserve_ranges(i) == 0 ) record_range(i, asked.l_start, range_end(&asked), asked.l_type);
   if( rc == 0 ) try_the_kernel(i, &asked);
@@ -956,6 +988,7 @@ int sh_standing(uint64_t device, uint64_t inode, int64_t start, int64_t end){
   int state = SH_BROKEN;
   enter();
   i = find((dev_t)device, (ino_t)inode);
+  watched = 1;
   if( i ) state = standing(i, start, end);
   leave();
   return state;
@@ -967,17 +1000,10 @@ int sh_has(int owner, const struct sh_range *range, int listed){
 
 /* Opens a new owner, if no write lock would be lost with the old one. */
 static int renew_owner(struct inode *i){
-  size_t fd;
-  int best = -1, best_access = O_RDONLY;
+  int access, fd = best_descriptor(i, &access);
   if( holds_write(i) ){ errno = EBUSY; return -1; }
-  for(fd = 0; fd < table_size; fd++){
-    int access;
-    if( table[fd].inode != i || is_foreign((int)fd, i) ) continue;
-    access = fcntl((int)fd, F_GETFL) & O_ACCMODE;
-    if( best < 0 || access == O_RDWR ){ best = (int)fd; best_access = access; }
-  }
-  if( best < 0 ){ errno = EBADF; return -1; }
-  return replace_owner(i, best, best_access);
+  if( fd < 0 ){ errno = EBADF; return -1; }
+  return replace_owner(i, fd, access);
 }
 
 int sh_retake(uint64_t device, uint64_t inode, int64_t start, int64_t end){

@@ -93,10 +93,17 @@ impl Database {
     /// [`Error::Retired`] on a fenced handle that could not be reopened in time, the closure's error, or SQLite's.
     pub fn read<T>(&self, query: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
         let shared = &self.inner.shared;
-        if shared.gate.check().is_err() {
-            shared.queue.rouse();
-            shared.gate.wait(shared.options.patience)?;
-        }
+        let record = match shared.gate.check() {
+            Ok(record) => record,
+            Err(_) => {
+                shared.queue.rouse();
+                shared.gate.wait(shared.options.patience)?
+            }
+        };
+        let query = |c: &Connection| match query(c) {
+            Ok(_) if record.is_betrayed() => Err(Error::LocksLost),
+            answer => answer,
+        };
         match shared.readers.read(shared.options.patience, query) {
             // Nobody is let in to read while the handle is cut off.
             Err(Error::Busy { waited, holder }) => Err(shared.gate.cause().unwrap_or(Error::Busy { waited, holder })),

@@ -113,6 +113,12 @@ impl Record {
         Record::STANDING.into_iter().all(stands)
     }
 
+    /// True if a lock of a transaction of this process is gone. To be asked before a transaction ends: what was read in it
+    /// proves nothing then.
+    pub(crate) fn is_betrayed(&self) -> bool {
+        self.generation.shm.is_some_and(|shm| locks::standing(shm, PRESENCE_BYTE) == Standing::Broken)
+    }
+
     /// The index as the last look found it. No look notes anything while a lock is missing.
     pub(crate) fn index_mark(&self) -> IndexMark {
         self.content.index_mark()

@@ -24,7 +24,7 @@ use crate::{busy, doubt, heal};
 const BATCH: usize = 256;
 
 /// How often a request is run anew after SQLite could not use the files, before its error is given to the one who asked.
-/// After a lost generation it is run anew until its patience is over.
+/// After a lost generation, or lost locks, it is run anew until its patience is over.
 const ATTEMPTS: u32 = 5;
 
 /// A write that somebody waits for.
@@ -326,7 +326,7 @@ pub(crate) fn recover(
 }
 
 fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) {
-    if !matches!(why, Error::Retired { .. } | Error::Destroyed(_)) {
+    if !matches!(why, Error::Retired { .. } | Error::LocksLost | Error::Destroyed(_)) {
         for queued in &mut batch {
             queued.attempts += 1;
         }

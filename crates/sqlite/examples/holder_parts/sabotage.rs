@@ -146,16 +146,15 @@ pub(crate) fn batter(database: &Database, rest: &str) -> Answer {
             .collect();
         let readers: Vec<_> = (0..2).map(|_| scope.spawn(|| read_until(database, &stop))).collect();
         let begun = Instant::now();
-        for n in 0..wanted {
+        let mut dropped = 0;
+        while dropped < wanted && begun.elapsed() < limit {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            let due = limit.mul_f64(n as f64 / wanted as f64);
-            std::thread::sleep(due.saturating_sub(begun.elapsed()));
-            *tally.entry(drop_something(random, path)).or_insert(0) += 1;
-            if begun.elapsed() >= limit {
-                break;
-            }
+            std::thread::sleep(Duration::from_micros((random >> 30) % 20_000));
+            let what = drop_something(random, path);
+            dropped += u64::from(what != "nothing");
+            *tally.entry(what).or_insert(0) += 1;
         }
         stop.store(true, Ordering::Relaxed);
         let acknowledged: Vec<String> = writers.into_iter().flat_map(|w| w.join().expect("a writer")).collect();
