@@ -49,10 +49,10 @@
 **
 ** The locks belong to the description, so whoever else has that description can drop them behind our back: a process
 ** made by a bare clone(), one that was passed the descriptor, a library that unlocks whatever is open. So what is recorded
-** is not taken for granted: sh_standing asks the kernel. Where a process does so before it believes anything, lock calls go on without an
-** owner, on a new one that has nothing yet: SQLite takes each failure for a lock that is busy, and would wait for
-** seconds. A lock of a transaction that is found gone when SQLite releases it
-** marks the inode as betrayed until SQLite has closed it: what ran under that lock proves nothing.
+** is not taken for granted: sh_standing asks the kernel. Where a process does so before it believes anything, lock calls
+** go on without an owner, on a new one that has nothing yet: SQLite takes each failure for a lock that is busy, and would
+** wait for seconds. A lock of a transaction that is found gone when SQLite releases it marks the inode as betrayed
+** until SQLite has closed it: what ran under that lock proves nothing.
 */
 #define _GNU_SOURCE
 #include "locks.h"
@@ -992,6 +992,14 @@ int sh_standing(uint64_t device, uint64_t inode, int64_t start, int64_t end){
   if( i ) state = standing(i, start, end);
   leave();
   return state;
+}
+
+void sh_betray(uint64_t device, uint64_t inode){
+  struct inode *i;
+  enter();
+  i = find((dev_t)device, (ino_t)inode);
+  if( i ) i->betrayed = 1;
+  leave();
 }
 
 int sh_has(int owner, const struct sh_range *range, int listed){

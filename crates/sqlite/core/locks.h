@@ -55,6 +55,9 @@ int sh_standing(uint64_t device, uint64_t inode, int64_t start, int64_t end);
 ** if somebody else's lock is in the way, ENOLCK if more than this one is gone. */
 int sh_retake(uint64_t device, uint64_t inode, int64_t start, int64_t end);
 
+/* What runs in a transaction on this inode proves nothing: it is SH_BROKEN until SQLite has closed it. */
+void sh_betray(uint64_t device, uint64_t inode);
+
 /* 1 if a description has all of a lock, 0 if not, -1 if that cannot be found out; with `listed` by /proc, which every kernel
 ** can be asked. For tests: the core chooses by itself. */
 int sh_has(int owner, const struct sh_range *range, int listed);

@@ -25,8 +25,9 @@ use std::path::Path;
 
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags};
+use statehouse_sqlite::generation::Record;
 use statehouse_sqlite::turnstile::Turnstile;
-use statehouse_sqlite::{Database, Event, Failure, Options, Schema, Status, locks};
+use statehouse_sqlite::{Database, Event, Failure, Family, Options, Schema, Status, locks};
 
 type Answer = Result<String, String>;
 
@@ -106,6 +107,11 @@ fn order(connections: &mut HashMap<String, Connection>, line: &str) -> Answer {
         "owner" => Ok(owner(rest)?.to_string()),
         // Frees the owner's number and lets another file have it, as something that closes all descriptors would.
         "steal" => replace(&owner(first)?.to_string(), second),
+        // Whether the locks of the generation at the path stand, by a record that is made now.
+        "locked" => {
+            let family = Family::of(Path::new(rest)).map_err(|e| e.to_string())?;
+            Ok(Record::take(&family).map_err(|e| e.to_string())?.locked().to_string())
+        }
         "unlock" => sabotage::unlock(rest),
         "shut" => sabotage::shut(rest),
         "accomplice" => sabotage::accomplice(rest),

@@ -128,6 +128,11 @@ impl Record {
     pub(crate) fn index_survived(&self, before: IndexMark) -> bool {
         let only = |file| locks::owned(file).is_some_and(|owned| owned.ranges.len() == 1);
         let idle = self.generation.shm.is_some_and(only);
-        self.content.index_survived(&self.family, &self.generation, before, idle)
+        let survived = self.content.index_survived(&self.family, &self.generation, before, idle);
+        if !survived {
+            // Who reads by it at this moment is to be told.
+            self.generation.shm.into_iter().for_each(locks::betray);
+        }
+        survived
     }
 }

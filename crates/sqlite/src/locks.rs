@@ -48,6 +48,7 @@ mod core {
         pub(super) fn sh_owner(device: u64, inode: u64, out: *mut Range, room: usize, count: *mut usize) -> c_int;
         pub(super) fn sh_standing(device: u64, inode: u64, start: i64, end: i64) -> c_int;
         pub(super) fn sh_retake(device: u64, inode: u64, start: i64, end: i64) -> c_int;
+        pub(super) fn sh_betray(device: u64, inode: u64);
         #[cfg(test)]
         pub(super) fn sh_has(owner: c_int, range: *const Range, listed: c_int) -> c_int;
         pub(super) fn sh_read(device: u64, inode: u64, out: *mut u8, count: usize, offset: i64) -> isize;
@@ -219,6 +220,13 @@ pub(crate) fn retake(identity: Identity, (start, end): (i64, i64)) -> std::io::R
         0 => Ok(()),
         errno => Err(std::io::Error::from_raw_os_error(errno)),
     }
+}
+
+/// From now on the locks of this file count as broken, until SQLite has closed it: what reads or writes at this moment proves
+/// nothing.
+pub(crate) fn betray(identity: Identity) {
+    // SAFETY: the function only sets a mark in the core's own table, under its mutex.
+    unsafe { core::sh_betray(identity.device, identity.inode) }
 }
 
 /// A file that SQLite has open in this process, read through a descriptor that is there already: nothing is opened, and

@@ -187,6 +187,70 @@ fn a_visitor_that_came_in_between_and_emptied_the_index_is_noticed() {
 }
 
 #[test]
+fn an_index_that_was_cut_off_in_between_is_made_anew() {
+    let (directory, path) = fresh();
+    let mut holder = Holder::with_store(&path);
+    for n in 0..10 {
+        holder.ok(&format!("put before{n}"));
+    }
+    drop_while_stopped(&mut holder, &directory, &path);
+    // Closed at once, for who has a descriptor and no lock is a holder that must not be overlooked.
+    std::fs::OpenOptions::new().write(true).open(with(&path, "-shm")).unwrap().set_len(3).unwrap();
+    holder.signal(Signal::CONT);
+    until("the handle goes on", SOON, || holder.events().contains("Reopened"));
+    assert!(!holder.events().contains("Healed"), "{}", holder.events());
+    holder.ok("put after");
+    assert_eq!(holder.ok("count"), "11");
+    assert_eq!(visit(&path).unwrap_or("11".into()), "11");
+    assert!(standing(&holder, &path).whole());
+}
+
+#[test]
+fn a_read_that_may_have_met_an_emptied_index_gives_no_answer() {
+    let (directory, path) = fresh();
+    let mut holder = Holder::with_store(&path);
+    holder.ok("put one");
+    holder.ok("read-on");
+    let go = directory.join("go");
+    // The read keeps its own lock; the file's other guard, the shared range, stands as well.
+    holder.ok(&format!("accomplice {} {}-shm@128", go.display(), path.display()));
+    holder.signal(Signal::STOP);
+    std::fs::write(&go, "").unwrap();
+    until("byte 128 is free", SOON, || with(&go, ".done").exists());
+    let Some(count) = visit(&path) else { return holder.signal(Signal::CONT) };
+    assert_eq!(count, "1");
+    holder.signal(Signal::CONT);
+    until("the handle is fenced", SOON, || holder.events().contains("Fenced"));
+    let answer = holder.order("read-end");
+    assert!(answer.as_ref().is_err_and(|e| e.contains("locks_lost")), "{answer:?}");
+    until("the handle goes on", SOON, || holder.events().contains("Reopened"));
+    assert_eq!(holder.ok("count"), "1");
+    assert!(!holder.events().contains("Healed"), "{}", holder.events());
+}
+
+#[test]
+fn a_lock_of_a_transaction_that_was_gone_when_it_ended_is_not_forgotten() {
+    let (_directory, path) = fresh();
+    let mut holder = Holder::with_database(&path, true);
+    let locked = format!("locked {}", path.display());
+    holder.ok("sql a BEGIN IMMEDIATE");
+    holder.ok("sql a INSERT INTO m(t) VALUES('x')");
+    holder.ok("sql a COMMIT");
+    assert_eq!(holder.ok(&locked), "true");
+    holder.ok("sql a BEGIN IMMEDIATE");
+    holder.ok("sql a INSERT INTO m(t) VALUES('y')");
+    holder.ok(&format!("unlock {}-shm 120 1", path.display()));
+    holder.ok("sql a COMMIT");
+    // Everything that should stand does; but another writer may have had the log meanwhile.
+    assert!(standing(&holder, &path).whole());
+    assert_eq!(holder.ok(&locked), "false");
+    holder.ok("close a");
+    holder.ok(&format!("connect a rw {}", path.display()));
+    holder.ok("sql a SELECT count(*) FROM m");
+    assert_eq!(holder.ok(&locked), "true", "a new beginning");
+}
+
+#[test]
 fn a_read_goes_on_when_only_byte_128_was_dropped() {
     let (_directory, path) = fresh();
     let mut holder = Holder::with_store(&path);

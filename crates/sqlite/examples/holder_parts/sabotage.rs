@@ -46,10 +46,14 @@ fn last_error() -> String {
 }
 
 /// accomplice GO FILE...: a copy of the process that no handler knows of, with the owners of these files. As soon as GO
-/// exists it unlocks them all, and says so by a file `GO.done`.
+/// exists it unlocks them all (one byte of one that is followed by `@BYTE`), and says so by a file `GO.done`.
 pub(crate) fn accomplice(rest: &str) -> Answer {
     let (go, files) = rest.split_once(' ').ok_or("accomplice GO FILE...")?;
-    let owners = files.split(' ').map(owner).collect::<Result<Vec<_>, _>>()?;
+    let owners = files.split(' ').map(|file| match file.split_once('@') {
+        None => Ok((owner(file)?, 0, 0)),
+        Some((file, byte)) => Ok((owner(file)?, byte.parse().map_err(|_| "not a number")?, 1)),
+    });
+    let owners = owners.collect::<Result<Vec<_>, String>>()?;
     let wanted = CString::new(go).map_err(|e| e.to_string())?;
     let done = CString::new(format!("{go}.done")).map_err(|e| e.to_string())?;
     // SAFETY: without CLONE_VM and a stack this is a fork that runs no handlers; the child only makes system calls on what was
@@ -62,7 +66,7 @@ pub(crate) fn accomplice(rest: &str) -> Answer {
             while libc::access(wanted.as_ptr(), libc::F_OK) != 0 {
                 libc::usleep(500);
             }
-            let failed = owners.iter().any(|number| unlock_bytes(*number, 0, 0) != 0);
+            let failed = owners.iter().any(|(number, start, length)| unlock_bytes(*number, *start, *length) != 0);
             if !failed {
                 libc::open(done.as_ptr(), libc::O_CREAT | libc::O_RDWR, 0o600);
             }
