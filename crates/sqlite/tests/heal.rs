@@ -8,7 +8,7 @@ use statehouse_sqlite::Family;
 use statehouse_sqlite::incidents::{self, Incident, Kind, Outcome};
 use statehouse_testkit::home::TestDir;
 use statehouse_testkit::kernel::{self, FileId, Standing, generation};
-use statehouse_testkit::visitor::shell_once;
+use statehouse_testkit::visitor::{Shell, shell_once};
 use statehouse_testkit::wait::until;
 
 use crate::holder::Holder;
@@ -193,6 +193,11 @@ fn an_index_that_was_cut_off_in_between_is_made_anew() {
     for n in 0..10 {
         holder.ok(&format!("put before{n}"));
     }
+    // A stranger keeps byte 128, so that nobody who opens the database empties the index as the first one.
+    let stranger = Shell::open(&path).map(|mut shell| {
+        assert_eq!(shell.sql("SELECT count(*) FROM k;"), ["10"]);
+        shell
+    });
     drop_while_stopped(&mut holder, &directory, &path);
     // Closed at once, for who has a descriptor and no lock is a holder that must not be overlooked.
     std::fs::OpenOptions::new().write(true).open(with(&path, "-shm")).unwrap().set_len(3).unwrap();
@@ -203,6 +208,7 @@ fn an_index_that_was_cut_off_in_between_is_made_anew() {
     assert_eq!(holder.ok("count"), "11");
     assert_eq!(visit(&path).unwrap_or("11".into()), "11");
     assert!(standing(&holder, &path).whole());
+    drop(stranger);
 }
 
 #[test]
