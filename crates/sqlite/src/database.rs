@@ -39,9 +39,10 @@ impl Database {
     pub fn open(path: &Path, options: Options) -> Result<Database> {
         locks::protect()?;
         let family = Family::of(path)?;
-        let opened = opening::open(&family, &options)?;
+        let (entry, opened) = opening::open(&family, &options)?;
         let turnstile = Turnstile::open(&family.side_directory())?;
         let shared = Arc::new(Shared {
+            entry,
             gate: Gate::open(opened.record.clone()),
             queue: Queue::default(),
             signals: Arc::default(),
@@ -106,7 +107,9 @@ impl Database {
         };
         match shared.readers.read(shared.options.patience, query) {
             // Nobody is let in to read while the handle is cut off.
-            Err(Error::Busy { waited, holder }) => Err(shared.gate.cause().unwrap_or(Error::Busy { waited, holder })),
+            Err(Error::Busy { waited, holder }) => {
+                Err(shared.gate.cause().map_or(Error::Busy { waited, holder }, |why| why.after(waited)))
+            }
             Err(why @ Error::Damaged { .. }) => match shared.gate.record().search() {
                 Err(found @ Error::Destroyed(_)) => {
                     shared.gate.fence(found.again());
