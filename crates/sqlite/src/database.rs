@@ -94,15 +94,13 @@ impl Database {
     /// [`Error::Retired`] on a fenced handle that could not be reopened in time, the closure's error, or SQLite's.
     pub fn read<T>(&self, query: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
         let shared = &self.inner.shared;
-        let record = match shared.gate.check() {
-            Ok(record) => record,
-            Err(_) => {
-                shared.queue.rouse();
-                shared.gate.wait(shared.options.patience)?
-            }
-        };
+        if shared.gate.check().is_err() {
+            shared.queue.rouse();
+            shared.gate.wait(shared.options.patience)?;
+        }
+        // Until it has ended the handle goes on in no other generation.
         let query = |c: &Connection| match query(c) {
-            Ok(_) if record.is_betrayed() => Err(Error::LocksLost),
+            Ok(_) if shared.gate.record().is_betrayed() => Err(Error::LocksLost),
             answer => answer,
         };
         match shared.readers.read(shared.options.patience, query) {
