@@ -335,7 +335,7 @@ fn a_thousand_random_drops_under_load_lose_nothing_that_was_acknowledged() {
     let acknowledged = std::fs::read_to_string(&log).unwrap();
     let mut expected: Vec<&str> = acknowledged.lines().chain(["first"]).collect();
     expected.sort_unstable();
-    assert!(expected.len() > 100 && count("Healed") > 100, "{events}");
+    assert!(expected.len() > 50 && count("Healed") > 20, "{events}");
     until("the handle is whole", SOON, || standing(&holder, &path).whole());
     let mut reader = Holder::start();
     reader.ok(&format!("connect r rw {}", path.display()));
