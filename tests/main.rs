@@ -20,4 +20,5 @@ mod modes;
 mod readme;
 mod refusals;
 mod removed;
+mod situations;
 mod up;
