@@ -222,7 +222,6 @@ pub(super) const TABLE: &[Situation] = &[
         }],
         exit: HELD,
         limits: &["not the machine's own pid namespace"],
-        ..NOBODY
     },
     Situation {
         name: "from inside a container: nobody",
@@ -246,7 +245,6 @@ pub(super) const TABLE: &[Situation] = &[
         }],
         exit: HELD,
         limits: &["not the machine's own pid namespace"],
-        ..NOBODY
     },
     Situation {
         name: "looked at through the root of the container (/proc/PID/root), beside a file that has this name here",
@@ -282,7 +280,6 @@ pub(super) const TABLE: &[Situation] = &[
         holders: &[Who { namespace: "other", ..USER }],
         exit: HELD,
         limits: &["not the machine's own pid namespace"],
-        ..NOBODY
     },
     Situation {
         name: "from inside the mounts of a container and outside its pid namespace",

@@ -90,7 +90,6 @@ pub(super) const TABLE: &[Situation] = &[
         holders: &[ONLY_OPEN],
         exit: HELD,
         limits: &[NO_DATABASE],
-        ..NOBODY
     },
 ];
 

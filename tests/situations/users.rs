@@ -69,7 +69,6 @@ pub(super) const TABLE: &[Situation] = &[
         holders: &[USER],
         exit: HELD,
         limits: &[OTHERS],
-        ..NOBODY
     },
     Situation {
         name: "an ordinary user looks at a process of root that uses the database",
@@ -78,7 +77,6 @@ pub(super) const TABLE: &[Situation] = &[
         holders: &[BY_LOCK],
         exit: HELD,
         limits: &[OTHERS],
-        ..NOBODY
     },
     Situation {
         name: "an ordinary user looks at a process of root that lost its lock on the main file",
@@ -92,7 +90,6 @@ pub(super) const TABLE: &[Situation] = &[
         holders: &[Who { files: "shm?", locks: "dms", naked: true, ..BY_LOCK }],
         exit: ALARM,
         limits: &[OTHERS],
-        ..NOBODY
     },
     Situation {
         // A lock on the main file alone is what a reader in rollback mode has: nothing can be said against it.
@@ -107,7 +104,6 @@ pub(super) const TABLE: &[Situation] = &[
         holders: &[Who { files: "main?", locks: "shared", ..BY_LOCK }],
         exit: HELD,
         limits: &[OTHERS],
-        ..NOBODY
     },
     Situation {
         name: "an ordinary user, and a process of root that only names the path",
@@ -139,7 +135,6 @@ pub(super) const TABLE: &[Situation] = &[
         holders: &[BY_LOCK],
         exit: HELD,
         limits: &[OTHERS],
-        ..NOBODY
     },
     Situation {
         name: "root without the right to look into processes that have it, as in a container",
@@ -151,7 +146,6 @@ pub(super) const TABLE: &[Situation] = &[
         holders: &[BY_LOCK],
         exit: HELD,
         limits: &[OTHERS],
-        ..NOBODY
     },
     Situation {
         name: "from inside a user namespace, as in a rootless container",
@@ -163,7 +157,6 @@ pub(super) const TABLE: &[Situation] = &[
         holders: &[BY_LOCK],
         exit: HELD,
         limits: &[OTHERS],
-        ..NOBODY
     },
     Situation {
         name: "an ordinary user looks into a rootless container of theirs",
@@ -177,7 +170,6 @@ pub(super) const TABLE: &[Situation] = &[
         holders: &[USER],
         exit: HELD,
         limits: &[OTHERS],
-        ..NOBODY
     },
     Situation {
         name: "hidepid, and a process of root that uses the database",
@@ -186,7 +178,6 @@ pub(super) const TABLE: &[Situation] = &[
         holders: &[Who { namespace: "unknown", stop: Stop::Number, ..BY_LOCK }],
         exit: HELD,
         limits: &["hidepid"],
-        ..NOBODY
     },
     Situation {
         name: "hidepid=1, which shows the numbers of processes and nothing else of them",
@@ -198,7 +189,6 @@ pub(super) const TABLE: &[Situation] = &[
         holders: &[Who { namespace: "unknown", stop: Stop::Number, ..BY_LOCK }],
         exit: HELD,
         limits: &[OTHERS],
-        ..NOBODY
     },
     Situation { name: "hidepid, and nobody", build: |p| Some(hidden(owned(p)?)), limits: &["hidepid"], ..NOBODY },
     Situation {
@@ -238,7 +228,6 @@ pub(super) const TABLE: &[Situation] = &[
         holders: &[USER],
         exit: HELD,
         limits: &[OTHERS],
-        ..NOBODY
     },
 ];
 

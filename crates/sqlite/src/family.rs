@@ -150,9 +150,10 @@ impl Family {
         };
         let directory =
             std::fs::canonicalize(parent).map_err(|e| Error::refused(Reason::NoDirectory, parent, e.to_string()))?;
-        // The status of what a link leads to is that of its `.`.
+        // The status of what a link leads to is that of its `.`. Only Linux has links that lead elsewhere than they say.
         let identity = |path: &Path| Status::of(path).ok().flatten().map(|s| s.identity);
-        let other = identity(&parent.join(".")) != identity(&directory);
+        let differ = |a: Option<Identity>, b: Option<Identity>| a.zip(b).is_some_and(|(a, b)| a != b);
+        let other = cfg!(target_os = "linux") && differ(identity(&parent.join(".")), identity(&directory));
         let given = if other { std::path::absolute(parent).ok() } else { None };
         Ok((Family { directory, name: name.to_owned() }, given))
     }
