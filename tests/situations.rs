@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use statehouse_testkit::user::{User, runnable_by_all};
-use statehouse_testkit::{Finished, TestDir, run};
+use statehouse_testkit::{Finished, TestDir, need, run};
 
 use crate::house::{PATIENCE, binary};
 
@@ -258,6 +258,24 @@ fn template() -> &'static Path {
         (directory, path)
     });
     path
+}
+
+/// True where this test may make namespaces; otherwise it is said that the test is skipped.
+fn namespaces(what: &str) -> bool {
+    static ALLOWED: OnceLock<bool> = OnceLock::new();
+    let allowed = || {
+        let mut try_one = Command::new("unshare");
+        try_one.args(["--mount", "--pid", "--fork", "--mount-proc", "true"]);
+        run(&mut try_one, PATIENCE).status.success()
+    };
+    if !need::root(what) {
+        return false;
+    }
+    let allowed = *ALLOWED.get_or_init(allowed);
+    if !allowed {
+        need::skip(&format!("{what} is not allowed here, not even to root"));
+    }
+    allowed
 }
 
 /// Builds every row and looks at it. Fails with all that is wrong, by the name of the row.

@@ -4,11 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use statehouse_testkit::need;
 
 use super::{
     ALARM, Actor, BY_LOCK, FAILED, Group, HELD, NOBODY, Place, STRANDED, Scene, Situation, Stop, USER, Who, check,
-    strand,
+    namespaces, strand,
 };
 use crate::house::{cli, error_code};
 
@@ -312,7 +311,7 @@ pub(super) const TABLE: &[Situation] = &[
 /// What opens the database would be led to the file of this machine that has the same name.
 #[test]
 fn nothing_is_opened_through_the_root_of_a_container() {
-    if !need::root("making namespaces") {
+    if !namespaces("making namespaces") {
         return;
     }
     let group = Group::new();
@@ -327,7 +326,7 @@ fn nothing_is_opened_through_the_root_of_a_container() {
 
 #[test]
 fn holders_in_other_namespaces_and_roots() {
-    if need::root("making namespaces") {
+    if namespaces("making namespaces") {
         check(TABLE);
     }
 }

@@ -5,9 +5,8 @@ use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
-use statehouse_testkit::need;
 
-use super::{Actor, FAILED, Group, HELD, NOBODY, ONLY_OPEN, Place, REFUSED, Scene, Situation, USER, check};
+use super::{Actor, FAILED, Group, HELD, NOBODY, ONLY_OPEN, Place, REFUSED, Scene, Situation, USER, check, namespaces};
 
 fn at(place: &Place, name: &str) -> Option<Scene> {
     Some(Scene::of(place, [], ())?.at(place.join(name)))
@@ -124,7 +123,7 @@ fn paths_that_are_no_database() {
 
 #[test]
 fn systems_without_a_list_of_processes() {
-    if need::root("hiding /proc") {
+    if namespaces("hiding /proc") {
         check(PROC);
     }
 }

@@ -8,9 +8,9 @@ use serde_json::json;
 use statehouse_sqlite::admission::{Admission, Wanted};
 use statehouse_sqlite::{Database, Family, Options};
 use statehouse_testkit::process::Child;
-use statehouse_testkit::{Home, need, until};
+use statehouse_testkit::{Home, until};
 
-use super::{Actor, HELD, NOBODY, Place, Scene, Situation, Stop, USER, Who, check};
+use super::{Actor, HELD, NOBODY, Place, Scene, Situation, Stop, USER, Who, check, namespaces};
 use crate::house::{PATIENCE, Service, binary, furnished};
 
 /// An anchor that has its locks.
@@ -231,7 +231,7 @@ fn a_fenced_member(place: &Place) -> Option<Scene> {
 #[test]
 fn processes_of_ours() {
     check(TABLE);
-    if need::root("making namespaces and volumes") {
+    if namespaces("making namespaces and volumes") {
         check(AS_ROOT);
     }
 }

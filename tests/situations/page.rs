@@ -5,9 +5,9 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::json;
-use statehouse_testkit::{need, run};
+use statehouse_testkit::run;
 
-use super::{Actor, Group};
+use super::{Actor, Group, namespaces};
 use crate::house::PATIENCE;
 
 /// The commands of the page, by their marker.
@@ -23,7 +23,7 @@ fn commands(page: &str) -> Vec<(&str, &str)> {
 
 #[test]
 fn the_commands_of_the_page_about_containers_work() {
-    if !need::root("making namespaces") {
+    if !namespaces("making namespaces") {
         return;
     }
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/containers.md");

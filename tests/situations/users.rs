@@ -4,11 +4,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use serde_json::json;
-use statehouse_testkit::need;
 use statehouse_testkit::user::User;
 
 use super::{
     ALARM, Actor, BY_LOCK, Group, HELD, NOBODY, OTHERS, Place, Scene, Situation, Stop, UNKNOWN, USER, Who, check,
+    namespaces,
 };
 
 /// A database that belongs to an ordinary user, and to nobody else.
@@ -235,7 +235,7 @@ pub(super) const TABLE: &[Situation] = &[
 /// is no alarm.
 #[test]
 fn holders_of_another_user_that_come_and_go() {
-    if !need::root("being two users") {
+    if !namespaces("being two users") {
         return;
     }
     let group = Group::new();
@@ -252,7 +252,7 @@ fn holders_of_another_user_that_come_and_go() {
 
 #[test]
 fn other_users() {
-    if need::root("being two users") {
+    if namespaces("being two users") {
         check(TABLE);
     }
 }
