@@ -866,6 +866,24 @@ int sh_locked(uint64_t device, uint64_t inode, int64_t start, int64_t end){
   return rc;
 }
 
+int sh_locked_by_others(uint64_t device, uint64_t inode, int64_t start, int64_t end){
+  const struct inode *i;
+  struct flock lock;
+  int rc = -1;
+  enter();
+  i = find((dev_t)device, (ino_t)inode);
+  if( i && owner_is_ours(i) ){
+    memset(&lock, 0, sizeof lock);
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = start;
+    lock.l_len = end - start;
+    if( fcntl(i->owner, F_OFD_GETLK, &lock) == 0 ) rc = lock.l_type != F_UNLCK;
+  }
+  leave();
+  return rc;
+}
+
 void sh_give_up(uint64_t device, uint64_t inode){
   struct inode *i;
   enter();

@@ -8,6 +8,7 @@ use rusqlite::Connection;
 
 use crate::connect;
 use crate::error::{Error, Result};
+use crate::generation::Record;
 use crate::shared::Shared;
 use crate::signals::CHECKPOINT_FRAMES;
 use crate::{members, recovery, secure, side};
@@ -18,12 +19,17 @@ const RESTART_FRAMES: i64 = 600;
 
 pub(crate) fn run(shared: &Shared) {
     while shared.signals.wait() {
-        // The writer registers anew when somebody has removed the record: without one this process looks like a stranger.
-        if shared.entry.drain_wanted() || shared.gate.check().is_err() || !members::are_recorded(&shared.family) {
+        // The writer registers anew when somebody has removed the record: without one this process looks like a stranger. And it
+        // takes its place anew when somebody has removed that file: without one it would never hear that it shall park.
+        if shared.entry.drain_wanted()
+            || shared.gate.check().is_err()
+            || !members::are_recorded(&shared.family)
+            || !shared.entry.is_named()
+        {
             shared.queue.rouse();
         } else if shared.signals.backlog() >= CHECKPOINT_FRAMES {
             // A checkpoint that does not succeed is tried again at the next tick; nothing depends on this one.
-            let _ = checkpoint(shared);
+            let _ = checkpoint(shared, || shared.gate.check().map(drop));
         }
         if shared.queue.has_expired() {
             let why = shared.why_waiting();
@@ -36,7 +42,7 @@ pub(crate) fn run(shared: &Shared) {
 }
 
 /// Copies the log into the main file, beside the writers.
-fn checkpoint(shared: &Shared) -> Result<()> {
+fn checkpoint(shared: &Shared, check: impl FnOnce() -> Result<()>) -> Result<()> {
     let mut place = shared.checkpointer.lock().unwrap_or_else(PoisonError::into_inner);
     let lock = recovery::try_shared(&shared.family);
     if let Err(Error::Io { .. }) = &lock {
@@ -44,7 +50,7 @@ fn checkpoint(shared: &Shared) -> Result<()> {
         side::create(&secure::inspect_place(&shared.family)?)?;
     }
     let _lock = lock?;
-    shared.gate.check()?;
+    check()?;
     let connection = match place.take() {
         Some(connection) => connection,
         None => connect::checkpointer(&shared.family, shared.options.patience)?,
@@ -63,7 +69,12 @@ pub(crate) fn log_is_long(shared: &Shared) -> bool {
 /// the writer between two commits, after everybody was answered and while it still has the turn.
 pub(crate) fn finish(shared: &Shared) {
     // One that fails is tried again after the next commit; nothing depends on this one.
-    let _ = checkpoint(shared);
+    let _ = checkpoint(shared, || shared.gate.check().map(drop));
+}
+
+/// Copies the log for a handle that lets nobody in any more and is about to close its files.
+pub(crate) fn copy_before_parking(shared: &Shared, record: &Record) -> Result<()> {
+    checkpoint(shared, || record.check())
 }
 
 fn passive(shared: &Shared, connection: &Connection) -> Result<()> {

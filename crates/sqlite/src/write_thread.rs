@@ -48,11 +48,13 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
             }
             held.fenced_since = Instant::now();
             reopen(shared, &mut held)
-        } else if shared.entry.drain_wanted() {
+        } else if shared.entry.drain_wanted() && !shared.queue.stopping() {
+            // One that is closed has only to answer what it was asked for, and lets go of everything after that.
             park::park(shared, &mut held)
         } else {
             // It costs others time when this process is not known, and nothing else.
             let _ = held.register_again(shared);
+            let _ = shared.entry.stay(&shared.family);
             if let Err(e) = turn(shared, &turnstile, &held) {
                 shared.gate.fence(e);
             }

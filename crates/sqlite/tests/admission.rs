@@ -1,11 +1,14 @@
 //! Structural work is done alone: who is in the way is named, our own processes step aside and come back.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use statehouse_sqlite::Family;
 use statehouse_sqlite::admission::{Admission, Wanted, forecast};
+use statehouse_sqlite::rusqlite::Connection;
+use statehouse_sqlite::{Database, Error, Failure, Family, Options, Result, Schema, ofd};
 use statehouse_testkit::home::TestDir;
 use statehouse_testkit::snapshot::Snapshot;
 use statehouse_testkit::wait::until;
@@ -33,7 +36,7 @@ fn foreign(mode: &str) -> (TestDir, PathBuf) {
     (directory, path)
 }
 
-fn admit(path: &Path, drain: &str, force: &str) -> (Holder, Result<String, String>) {
+fn admit(path: &Path, drain: &str, force: &str) -> (Holder, std::result::Result<String, String>) {
     let mut holder = Holder::start();
     let answer = holder.order(&format!("admit {drain} {force} {}", path.display()));
     (holder, answer)
@@ -141,12 +144,8 @@ fn a_newcomer_of_ours_waits_at_the_gate_and_is_told_for_what() {
     let (_d, path) = store();
     let (mut admitted, answer) = admit(&path, "-", "-");
     answer.unwrap();
-    let error = statehouse_sqlite::Database::open(
-        &path,
-        statehouse_sqlite::Options { patience: Duration::from_millis(300), ..Default::default() },
-    )
-    .err()
-    .unwrap();
+    let error =
+        Database::open(&path, Options { patience: Duration::from_millis(300), ..Default::default() }).err().unwrap();
     assert_eq!(error.code(), "busy");
     assert!(error.to_string().contains(&format!("maintenance (test, PID {})", admitted.pid())), "{error}");
     let mut late = Holder::start();
@@ -249,7 +248,7 @@ fn two_are_never_admitted_at_once() {
 #[test]
 fn a_process_that_has_the_database_open_itself_is_refused() {
     let (_d, path) = store();
-    let database = statehouse_sqlite::Database::open(&path, Default::default()).unwrap();
+    let database = Database::open(&path, Default::default()).unwrap();
     let wanted = Wanted {
         what: "test",
         drain: Some(Duration::from_secs(1)),
@@ -263,26 +262,50 @@ fn a_process_that_has_the_database_open_itself_is_refused() {
     Admission::obtain(&Family::of(&path).unwrap(), &wanted).unwrap();
 }
 
+/// The table of the example, and a reason why a handle cannot go on.
+#[derive(Default)]
+struct Broken(AtomicBool);
+
+impl Schema for Broken {
+    fn current(&self, connection: &Connection) -> Result<bool> {
+        if self.0.load(Ordering::SeqCst) { Err(Error::Full) } else { Ok(connection.table_exists(None, "k")?) }
+    }
+
+    fn migrate(&self, _: &Connection) -> std::result::Result<(), Failure> {
+        Err(Failure::Abort("the table is there".into()))
+    }
+
+    fn merge(&self, live: &Connection, retired: &Connection) -> std::result::Result<u64, Failure> {
+        let mut read = retired.prepare("SELECT key FROM k")?;
+        let mut keys = read.query([])?;
+        while let Some(key) = keys.next()? {
+            live.execute("INSERT OR IGNORE INTO k(key) VALUES(?1)", [key.get::<_, String>(0)?])?;
+        }
+        Ok(0)
+    }
+}
+
 #[test]
 fn a_member_that_was_cut_off_never_starves_maintenance() {
     let (_d, path) = store();
-    let mut member = Holder::with_store(&path);
-    member.ok("put kept");
-    // Something stands where its capture would go, so it stays cut off.
-    let in_the_way = with(&path, ".statehouse").join("retired");
-    std::fs::write(&in_the_way, "a letter").unwrap();
-    for suffix in ["-wal", "-shm"] {
-        std::fs::remove_file(with(&path, suffix)).unwrap();
-    }
-    until("it cannot go on", SOON, || member.events().contains("NotReopened"));
+    let broken = Arc::new(Broken::default());
+    let options = Options { role: "gateway".into(), schema: Some(broken.clone()), ..Options::default() };
+    let member = Database::open(&path, options).unwrap();
+    member.write(|c| Ok(c.execute("INSERT INTO k(key) VALUES('kept')", [])?)).unwrap();
+    broken.0.store(true, Ordering::SeqCst);
+    remove_sidecars(&path);
+    until("it has kept what it had", SOON, || {
+        std::fs::read_dir(with(&path, ".statehouse").join("retired")).is_ok_and(|kept| kept.count() > 0)
+    });
     let mut admitted = Holder::start();
     until("somebody is admitted", SOON, || admitted.order(&format!("admit - - {}", path.display())).is_ok());
+    assert!(member.fenced());
     admitted.ok("admitted VACUUM");
+    admitted.ok("admitted PRAGMA wal_checkpoint(TRUNCATE)");
     admitted.ok("release");
-    std::fs::remove_file(in_the_way).unwrap();
-    member.ok("put later");
-    let mut keys = Holder::with_store(&path);
-    assert_eq!(keys.ok("count"), "3");
+    broken.0.store(false, Ordering::SeqCst);
+    member.write(|c| Ok(c.execute("INSERT INTO k(key) VALUES('later')", [])?)).unwrap();
+    assert_eq!(count(&path), "3");
 }
 
 #[test]
@@ -294,4 +317,214 @@ fn a_handle_that_is_closed_while_it_is_parked_ends_at_once() {
     let begun = Instant::now();
     member.ok("leave");
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+fn remove_sidecars(path: &Path) {
+    for suffix in ["-wal", "-shm"] {
+        std::fs::remove_file(with(path, suffix)).unwrap();
+    }
+}
+
+#[test]
+fn a_log_that_is_removed_while_a_member_is_about_to_park_loses_no_row() {
+    let (_d, path) = store();
+    let mut member = Holder::with_store(&path);
+    member.ok("put kept");
+    member.send("count 1500");
+    let mut admitted = Holder::start();
+    admitted.send(&format!("admit 10 - {}", path.display()));
+    until("the drain is wanted", SOON, || drains(&path));
+    std::thread::sleep(Duration::from_millis(500));
+    remove_sidecars(&path);
+    let _ = member.answer();
+    // Whether somebody is admitted is a matter of moments.
+    let _ = (admitted.answer(), admitted.order("release"));
+    until("the member goes on", SOON, || member.order("put later").is_ok());
+    let mut keys = Holder::with_store(&path);
+    assert_eq!(keys.ok("count"), "3");
+}
+
+/// True while somebody asks members to park.
+fn drains(path: &Path) -> bool {
+    let Ok(file) =
+        std::fs::OpenOptions::new().read(true).write(true).open(with(path, ".statehouse").join("admission.lock"))
+    else {
+        return false;
+    };
+    let byte = ofd::Range { start: 2, length: 1 };
+    ofd::conflict(&file, ofd::Kind::Write, byte).unwrap().is_some()
+}
+
+#[test]
+fn members_are_drained_though_somebody_has_removed_what_lay_beside_the_database() {
+    for what in ["", "admission.lock"] {
+        let (_d, path) = store();
+        let mut member = Holder::with_store(&path);
+        member.ok("put one");
+        let side = with(&path, ".statehouse");
+        if what.is_empty() {
+            std::fs::remove_dir_all(&side).unwrap()
+        } else {
+            std::fs::remove_file(side.join(what)).unwrap()
+        }
+        member.ok("put two");
+        let mut admitted = Holder::start();
+        until("somebody is admitted", SOON, || admitted.order(&format!("admit 5 - {}", path.display())).is_ok());
+        admitted.ok("admitted VACUUM");
+        admitted.ok("release");
+        member.ok("put three");
+        assert_eq!(count(&path), "4");
+    }
+}
+
+#[test]
+fn what_was_queued_is_written_before_a_handle_that_shall_park_is_closed() {
+    let (_d, path) = store();
+    let database = Database::open(&path, Options::default()).unwrap();
+    let reader = database.clone();
+    let (began, begun) = std::sync::mpsc::channel();
+    let read = std::thread::spawn(move || {
+        reader.read(|_| {
+            began.send(()).unwrap();
+            std::thread::sleep(Duration::from_millis(2500));
+            Ok(())
+        })
+    });
+    begun.recv().unwrap();
+    let mut admitted = Holder::start();
+    admitted.send(&format!("admit 10 - {}", path.display()));
+    until("the drain is wanted", SOON, || drains(&path));
+    std::thread::sleep(Duration::from_millis(500));
+    let tickets: Vec<_> = (0..20)
+        .map(|n| database.submit(move |c| Ok(c.execute("INSERT INTO k(key) VALUES(?1)", [format!("q{n}")])?)))
+        .collect();
+    database.close().unwrap();
+    let answers: Vec<_> = tickets.into_iter().map(|t| t.wait().map_err(|e| e.to_string())).collect();
+    read.join().unwrap().ok();
+    admitted.answer().unwrap();
+    admitted.ok("release");
+    assert!(answers.iter().all(std::result::Result::is_ok), "{answers:?}");
+    assert_eq!(count(&path), "21");
+}
+
+#[test]
+fn a_stranger_whom_the_namespace_hides_and_who_came_between_the_looks_is_noticed() {
+    let (_d, path) = foreign("wal");
+    let side = with(&path, ".statehouse");
+    std::fs::create_dir(&side).unwrap();
+    let recovery = std::fs::File::create(side.join("recovery.lock")).unwrap();
+    recovery.lock().unwrap();
+    let mut admitted = Holder::secluded();
+    admitted.send(&format!("admit - - {}", path.display()));
+    until("the gate is shut", SOON, || side.join("admission.lock").exists());
+    std::thread::sleep(Duration::from_millis(300));
+    let mut stranger = Sibling::connected(&path);
+    stranger.sql("SELECT count(*) FROM m");
+    drop(recovery);
+    let refused = admitted.answer().unwrap_err();
+    assert!(refused.starts_with("refused_held "), "{refused}");
+}
+
+#[test]
+fn rows_of_a_member_that_could_not_keep_them_yet_outlive_structural_work() {
+    let (_d, path) = store();
+    let mut member = Holder::with_store(&path);
+    for n in 0..200 {
+        member.ok(&format!("put {n:0400}"));
+    }
+    visitor(&path, "PRAGMA wal_checkpoint(PASSIVE)");
+    visitor(&path, "DELETE FROM k WHERE n % 3 = 0; PRAGMA wal_checkpoint(PASSIVE)");
+    let before: u64 = count(&path).parse().unwrap();
+    member.ok("put kept");
+    let in_the_way = with(&path, ".statehouse").join("retired");
+    std::fs::write(&in_the_way, "a letter").unwrap();
+    remove_sidecars(&path);
+    until("it cannot go on", SOON, || member.events().contains("NotReopened"));
+    let mut admitted = Holder::start();
+    for force in ["-", "force"] {
+        let refused = admitted.order(&format!("admit 1 {force} {}", path.display())).unwrap_err();
+        assert!(refused.starts_with("refused_held_retired "), "{refused}");
+        assert!(refused.contains(&format!("PID {} ", member.pid())), "{refused}");
+    }
+    std::fs::remove_file(in_the_way).unwrap();
+    member.ok("put later");
+    admitted.ok(&format!("admit 10 - {}", path.display()));
+    admitted.ok("admitted VACUUM");
+    admitted.ok("admitted PRAGMA wal_checkpoint(TRUNCATE)");
+    admitted.ok("release");
+    assert_eq!(visitor(&path, "SELECT count(*) FROM k WHERE key IN ('kept', 'later')"), "2");
+    assert_eq!(count(&path), (before + 2).to_string());
+    assert_eq!(visitor(&path, "PRAGMA integrity_check"), "ok");
+}
+
+#[test]
+fn a_stranger_that_has_opened_the_file_and_asked_nothing_yet_is_named() {
+    for mode in ["wal", "delete"] {
+        let (_d, path) = foreign(mode);
+        let stranger = Sibling::connected(&path);
+        let (_, refused) = admit(&path, "-", "-");
+        let refused = refused.unwrap_err();
+        assert!(
+            refused.starts_with("refused_held ") && refused.contains(&format!("PID {} ", stranger.pid())),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
+fn rows_outlive_a_log_that_is_removed_under_structural_work() {
+    let (_d, path) = store();
+    let mut member = Holder::with_store(&path);
+    member.ok("put kept");
+    let (mut admitted, answer) = admit(&path, "10", "-");
+    answer.unwrap();
+    remove_sidecars(&path);
+    admitted.kill();
+    member.ok("put later");
+    assert_eq!(member.ok("count"), "3");
+}
+
+#[test]
+fn members_go_on_with_a_whole_database_whenever_the_admitted_process_is_killed() {
+    let (_d, path) = store();
+    let mut random = crate::support::Random::new("kills of a VACUUM");
+    let mut members: Vec<Holder> = (0..2).map(|_| Holder::with_store(&path)).collect();
+    visitor(
+        &path,
+        "WITH RECURSIVE c(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM c WHERE i<20000) INSERT INTO k(key) SELECT hex(randomblob(100))||i FROM c; DELETE FROM k WHERE n % 2 = 0 AND n > 1",
+    );
+    let mut rows: u64 = count(&path).parse().unwrap();
+    for round in 0..25 {
+        let (mut admitted, answer) = admit(&path, "10", "-");
+        answer.unwrap();
+        admitted.send("admitted VACUUM");
+        std::thread::sleep(Duration::from_micros(random.below(150_000)));
+        if random.below(2) == 0 && admitted.answered().is_some() {
+            admitted.send("admitted PRAGMA wal_checkpoint(TRUNCATE)");
+            std::thread::sleep(Duration::from_micros(random.below(30_000)));
+        }
+        admitted.kill();
+        for (n, member) in members.iter_mut().enumerate() {
+            member.ok(&format!("put r{round}-{n}"));
+            rows += 1;
+        }
+        assert_eq!(count(&path), rows.to_string());
+    }
+    assert_eq!(visitor(&path, "PRAGMA integrity_check"), "ok");
+}
+
+#[test]
+fn one_that_waited_at_the_gate_of_a_foreign_database_leaves_nothing_beside_it() {
+    let (_d, path) = foreign("wal");
+    let side = with(&path, ".statehouse");
+    let (mut first, answer) = admit(&path, "-", "-");
+    answer.unwrap();
+    let mut second = Holder::start();
+    second.send(&format!("admit - force {}", path.display()));
+    until("it goes on in spite of the first", SOON, || second.events().contains("in spite"));
+    std::thread::sleep(Duration::from_millis(100));
+    first.ok("release");
+    let _ = second.answer();
+    second.ok("release");
+    assert!(!side.exists());
 }
