@@ -167,7 +167,7 @@ fn members_go_on_by_themselves_when_whoever_drained_them_is_killed() {
     member.send("put kept");
     admitted.signal(Signal::KILL);
     member.answer().unwrap();
-    assert!(member.events().contains("Resumed"), "{}", member.events());
+    until("the member says that it goes on", SOON, || member.events().contains("Resumed"));
     assert_eq!(count(&path), "2");
 }
 
@@ -415,10 +415,10 @@ fn a_stranger_whom_the_namespace_hides_and_who_came_between_the_looks_is_noticed
     let recovery = std::fs::File::create(side.join("recovery.lock")).unwrap();
     recovery.lock().unwrap();
     let mut admitted = Holder::secluded();
+    let mut stranger = Sibling::idle();
     admitted.send(&format!("admit - - {}", path.display()));
     until("the gate is shut", SOON, || side.join("admission.lock").exists());
-    std::thread::sleep(Duration::from_millis(300));
-    let mut stranger = Sibling::connected(&path);
+    stranger.order(serde_json::json!({ "connect": path })).unwrap();
     stranger.sql("SELECT count(*) FROM m");
     drop(recovery);
     let refused = admitted.answer().unwrap_err();
@@ -527,4 +527,16 @@ fn one_that_waited_at_the_gate_of_a_foreign_database_leaves_nothing_beside_it() 
     let _ = second.answer();
     second.ok("release");
     assert!(!side.exists());
+}
+
+#[test]
+fn a_handle_that_was_closed_is_in_nobody_s_way_though_something_of_it_is_kept() {
+    let (_d, path) = store();
+    let database = Database::open(&path, Options::default()).unwrap();
+    let ticket = database.submit(|_| Ok(()));
+    let kept = database.clone();
+    database.close().unwrap();
+    let (_admitted, answer) = admit(&path, "-", "-");
+    answer.unwrap();
+    drop((ticket, kept));
 }

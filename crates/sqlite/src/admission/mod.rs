@@ -299,6 +299,13 @@ fn name_record(record: &Record) -> String {
     format!("PID {} ({}{place})", record.process.pid, record.role)
 }
 
+fn name_records(records: &[Record]) -> String {
+    match records {
+        [] => "a process of ours that has no record".to_owned(),
+        records => records.iter().map(name_record).collect::<Vec<_>>().join("; "),
+    }
+}
+
 /// The lock file with the gate shut. A side directory that holds nothing else goes with it.
 struct Shut {
     lock: AdmissionLock,
@@ -338,12 +345,10 @@ impl Shut {
                     std::thread::sleep(AGAIN);
                     continue;
                 }
-                let names: Vec<String> = left.iter().map(name_record).collect();
                 if wanted.force {
-                    return Ok(names);
+                    return Ok(left.iter().map(name_record).collect());
                 }
-                let names =
-                    if names.is_empty() { "a process of ours that has no record".to_owned() } else { names.join("; ") };
+                let names = name_records(&left);
                 let detail = match wanted.drain {
                     Some(drain) => format!("{names}: did not let go of it within {} s", drain.as_secs_f64()),
                     None => names,
@@ -352,8 +357,7 @@ impl Shut {
             }
             if begun.elapsed() >= TELL && told.is_none_or(|t| t.elapsed() >= TELL) {
                 told = Some(Instant::now());
-                let names: Vec<String> = left.iter().map(name_record).collect();
-                (wanted.tell)(&format!("waiting for {} to let go of the database", names.join(", ")));
+                (wanted.tell)(&format!("waiting for {} to let go of the database", name_records(&left)));
             }
             std::thread::sleep(AGAIN);
         }
