@@ -29,7 +29,7 @@ pub(crate) fn run(shared: &Shared) {
             shared.queue.rouse();
         } else if shared.signals.backlog() >= CHECKPOINT_FRAMES {
             // A checkpoint that does not succeed is tried again at the next tick; nothing depends on this one.
-            let _ = checkpoint(shared, || shared.gate.check().map(drop));
+            let _ = checkpoint(shared);
         }
         if shared.queue.has_expired() {
             let why = shared.why_waiting();
@@ -42,7 +42,7 @@ pub(crate) fn run(shared: &Shared) {
 }
 
 /// Copies the log into the main file, beside the writers.
-fn checkpoint(shared: &Shared, check: impl FnOnce() -> Result<()>) -> Result<()> {
+fn checkpoint(shared: &Shared) -> Result<()> {
     let mut place = shared.checkpointer.lock().unwrap_or_else(PoisonError::into_inner);
     let lock = recovery::try_shared(&shared.family);
     if let Err(Error::Io { .. }) = &lock {
@@ -50,7 +50,7 @@ fn checkpoint(shared: &Shared, check: impl FnOnce() -> Result<()>) -> Result<()>
         side::create(&secure::inspect_place(&shared.family)?)?;
     }
     let _lock = lock?;
-    check()?;
+    shared.gate.check()?;
     let connection = match place.take() {
         Some(connection) => connection,
         None => connect::checkpointer(&shared.family, shared.options.patience)?,
@@ -69,12 +69,14 @@ pub(crate) fn log_is_long(shared: &Shared) -> bool {
 /// the writer between two commits, after everybody was answered and while it still has the turn.
 pub(crate) fn finish(shared: &Shared) {
     // One that fails is tried again after the next commit; nothing depends on this one.
-    let _ = checkpoint(shared, || shared.gate.check().map(drop));
+    let _ = checkpoint(shared);
 }
 
-/// Copies the log for a handle that lets nobody in any more and is about to close its files.
-pub(crate) fn copy_before_parking(shared: &Shared, record: &Record) -> Result<()> {
-    checkpoint(shared, || record.check())
+/// Copies the log by the writer's own connection, for a handle that lets nobody in any more and is about to close its files.
+pub(crate) fn copy_before_parking(shared: &Shared, record: &Record, connection: &Connection) -> Result<()> {
+    let _lock = recovery::try_shared(&shared.family)?;
+    record.check()?;
+    passive(shared, connection)
 }
 
 fn passive(shared: &Shared, connection: &Connection) -> Result<()> {

@@ -35,7 +35,9 @@ pub(crate) fn park(shared: &Shared, held: &mut Held) -> bool {
     }
     // Nobody who is parked keeps a log that somebody removes, so the log should hold nothing that the main file has not. Where
     // others are in the way of that they keep it, and the last of ours that parks finds nobody in the way.
-    let _ = keeper::copy_before_parking(shared, held.record());
+    if let Some(connection) = held.connection() {
+        let _ = keeper::copy_before_parking(shared, held.record(), connection);
+    }
     // What was removed or replaced while the reads ended is in this process alone.
     if held.record().check().is_err() {
         return stay(shared, held);

@@ -7,6 +7,8 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+use rusqlite::Connection;
+
 use crate::error::{Error, Result};
 use crate::family::Member;
 use crate::flush::Committer;
@@ -220,6 +222,10 @@ impl Held {
     /// The generation in use, or the last one that was.
     pub(crate) fn record(&self) -> &Record {
         &self.record
+    }
+
+    pub(crate) fn connection(&self) -> Option<&Connection> {
+        self.connection.as_deref()
     }
 
     /// True if the log holds something that no flush has confirmed.

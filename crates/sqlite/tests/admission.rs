@@ -540,3 +540,136 @@ fn a_handle_that_was_closed_is_in_nobody_s_way_though_something_of_it_is_kept() 
     answer.unwrap();
     drop((ticket, kept));
 }
+
+#[test]
+fn a_row_that_was_deleted_after_its_capture_was_merged_stays_deleted() {
+    let (_d, path) = store();
+    visitor(&path, "PRAGMA wal_checkpoint(TRUNCATE)");
+    let broken = Arc::new(Broken::default());
+    let options = Options { role: "gateway".into(), schema: Some(broken.clone()), ..Options::default() };
+    let member = Database::open(&path, options.clone()).unwrap();
+    member.write(|c| Ok(c.execute("INSERT INTO k(key) VALUES('kept')", [])?)).unwrap();
+    broken.0.store(true, Ordering::SeqCst);
+    // Somebody reads for long in the generation into which the rows are taken over.
+    let mut reader = Sibling::connected(&path);
+    remove_sidecars(&path);
+    reader.sql("INSERT INTO k(key) VALUES('new')");
+    reader.sql("BEGIN");
+    reader.sql("SELECT count(*) FROM k");
+    until("it has kept what it had", SOON, || {
+        std::fs::read_dir(with(&path, ".statehouse").join("retired")).is_ok_and(|kept| kept.count() > 0)
+    });
+    broken.0.store(false, Ordering::SeqCst);
+    until("it goes on", SOON, || {
+        member
+            .read(|c| Ok(c.query_row("SELECT count(*) FROM k WHERE key = 'kept'", [], |r| r.get::<_, i64>(0))?))
+            .is_ok_and(|n| n == 1)
+    });
+    member.write(|c| Ok(c.execute("DELETE FROM k WHERE key = 'kept'", [])?)).unwrap();
+    let begun = Instant::now();
+    drop(Database::open(&path, options.clone()).unwrap());
+    assert!(begun.elapsed() < options.patience, "a reader keeps nobody waiting: {:?}", begun.elapsed());
+    reader.sql("ROLLBACK");
+    drop(Database::open(&path, options.clone()).unwrap());
+    member.close().unwrap();
+    drop(Database::open(&path, options).unwrap());
+    let kept = std::fs::read_dir(with(&path, ".statehouse").join("retired")).unwrap().next().unwrap().unwrap();
+    assert!(kept.path().join("merged").exists(), "the log was copied by then");
+    assert_eq!(visitor(&path, "SELECT group_concat(key) FROM k"), "first,new");
+}
+
+#[test]
+fn whoever_asks_while_a_handle_is_parked_is_told_in_time_for_what_it_waits() {
+    let (_d, path) = store();
+    let options = Options { patience: Duration::from_millis(400), ..Options::default() };
+    let database = Database::open(&path, options.clone()).unwrap();
+    let second = Database::open(&path, options).unwrap();
+    let (mut admitted, answer) = admit(&path, "10", "-");
+    answer.unwrap();
+    for database in [&database, &second] {
+        let begun = Instant::now();
+        let written = database.write(|c| Ok(c.execute("INSERT INTO k(key) VALUES('never')", [])?)).unwrap_err();
+        let read = database.read(|_| Ok(())).unwrap_err();
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        for error in [written, read] {
+            assert_eq!(error.code(), "busy", "{error}");
+            assert!(error.to_string().contains(&format!("maintenance (test, PID {})", admitted.pid())), "{error}");
+        }
+    }
+    admitted.ok("admitted VACUUM");
+    admitted.ok("release");
+    until("both go on", SOON, || [&database, &second].iter().all(|d| d.read(|_| Ok(())).is_ok()));
+    assert_eq!(count(&path), "1");
+}
+
+#[test]
+fn nobody_else_is_admitted_though_the_lock_file_was_removed_meanwhile() {
+    for make in [|| store(), || foreign("delete"), || foreign("wal")] {
+        let (_d, path) = make();
+        let (mut first, answer) = admit(&path, "-", "-");
+        answer.unwrap();
+        std::fs::remove_dir_all(with(&path, ".statehouse")).unwrap();
+        let (_second, refused) = admit(&path, "1", "force");
+        let refused = refused.unwrap_err();
+        assert!(refused.starts_with("busy "), "{refused}");
+        let mut late = Holder::start();
+        late.send(&format!("open {}", path.display()));
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(late.answered().is_none());
+        first.ok("admitted VACUUM");
+        first.ok("release");
+        // Whether it wanted to open while somebody was admitted for longer than it waits is a matter of the machine.
+        let _ = late.answer();
+    }
+}
+
+#[test]
+fn members_lose_nothing_while_logs_are_removed_and_maintenance_comes_and_is_killed() {
+    let (d, path) = store();
+    let mut random = crate::support::Random::new("removals beside drains");
+    let mut writers: Vec<(Holder, PathBuf)> =
+        (0..3).map(|n| (Holder::with_store(&path), d.join(format!("log{n}")))).collect();
+    for (writer, log) in &mut writers {
+        writer.send(&format!("tight 12 {}", log.display()));
+    }
+    let begun = Instant::now();
+    let (mut done, mut refused, mut removed) = (0, 0, 0);
+    while begun.elapsed() < Duration::from_secs(11) {
+        let mut admitted = Holder::start();
+        admitted.send(&format!("admit 3 - {}", path.display()));
+        std::thread::sleep(Duration::from_micros(random.below(600_000)));
+        if random.below(2) == 0 {
+            let file = ["-wal", "-shm"][random.below(2) as usize];
+            if random.below(2) == 0 {
+                removed += u32::from(std::fs::remove_file(with(&path, file)).is_ok());
+            } else {
+                for suffix in ["-wal", "-shm"] {
+                    removed += u32::from(std::fs::remove_file(with(&path, suffix)).is_ok());
+                }
+            }
+        }
+        match admitted.answer() {
+            Ok(_) => {
+                done += 1;
+                admitted.send("admitted VACUUM");
+                std::thread::sleep(Duration::from_micros(random.below(30_000)));
+                if random.below(2) == 0 {
+                    admitted.kill();
+                } else {
+                    admitted.answer().unwrap();
+                    admitted.ok("admitted PRAGMA wal_checkpoint(TRUNCATE)");
+                    admitted.ok("release");
+                }
+            }
+            Err(_) => refused += 1,
+        }
+    }
+    println!("{done} admitted, {refused} refused, {removed} files removed");
+    assert!(done > 0 && removed > 0);
+    let mut rows = 1;
+    for (writer, _) in &mut writers {
+        rows += writer.answer().unwrap().parse::<u64>().unwrap();
+    }
+    assert_eq!(visitor(&path, "PRAGMA integrity_check"), "ok");
+    assert_eq!(count(&path), rows.to_string());
+}

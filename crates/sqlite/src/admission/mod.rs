@@ -345,10 +345,10 @@ impl Shut {
                     std::thread::sleep(AGAIN);
                     continue;
                 }
-                if wanted.force {
-                    return Ok(left.iter().map(name_record).collect());
-                }
                 let names = name_records(&left);
+                if wanted.force {
+                    return Ok(vec![names]);
+                }
                 let detail = match wanted.drain {
                     Some(drain) => format!("{names}: did not let go of it within {} s", drain.as_secs_f64()),
                     None => names,
