@@ -31,6 +31,7 @@ const MEMBERS: Range = Range { start: 0, length: 1 };
 const GATE: Range = Range { start: 1, length: 1 };
 const DRAIN: Range = Range { start: 2, length: 1 };
 const ANCHORS: Range = Range { start: 3, length: 1 };
+const ALL: Range = Range { start: 0, length: 4 };
 /// Where the text for people begins.
 const TEXT: u64 = 16;
 const TEXT_BYTES: usize = 512;
@@ -54,6 +55,18 @@ pub(crate) struct Doing {
 pub(crate) struct AdmissionLock {
     file: OwnedFd,
     path: PathBuf,
+    /// The process that opened it.
+    process: u32,
+}
+
+impl Drop for AdmissionLock {
+    fn drop(&mut self) {
+        // A child that was forked off shares the description. Closing it here would leave the locks with the child, and what the
+        // child lets go of is not its own.
+        if self.process == std::process::id() {
+            let _ = self.release(ALL);
+        }
+    }
 }
 
 impl AdmissionLock {
@@ -76,7 +89,7 @@ impl AdmissionLock {
             }
         };
         inspected.hand_over(file.as_fd()).map_err(|e| Error::io("create", &path, e))?;
-        Ok(AdmissionLock { file, path })
+        Ok(AdmissionLock { file, path, process: std::process::id() })
     }
 
     /// The file if it is there.
@@ -85,7 +98,7 @@ impl AdmissionLock {
         let Some(side) = side::open(&family.side_directory())? else { return Ok(None) };
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         match rustix::fs::openat(&side, FILE, flags, Mode::empty()) {
-            Ok(file) => Ok(Some(AdmissionLock { file, path })),
+            Ok(file) => Ok(Some(AdmissionLock { file, path, process: std::process::id() })),
             Err(Errno::NOENT) => Ok(None),
             Err(e) => Err(refuse(&path, e)),
         }

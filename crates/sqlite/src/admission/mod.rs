@@ -124,7 +124,11 @@ impl Admission {
             doubt::settle(family, &connection)?;
         }
         let admission = Admission { connection, pending, _lock: lock, family: family.clone(), overridden: Vec::new() };
-        admission.keep_strangers_out(wanted.patience)?;
+        if let Err(why) = admission.keep_strangers_out(wanted.patience) {
+            // Whoever came in since the first look is named by the second.
+            refuse_holders(family, &holders::scan(family)?, Ours::MustBeGone, false)?;
+            return Err(why);
+        }
         if Status::of(&family.main()).ok().flatten().map(|s| s.identity) != Some(identity) {
             return Err(Error::refused(Reason::Changed, family.main(), "another file took its place"));
         }
@@ -382,6 +386,16 @@ impl Drop for Shut {
 struct Pending {
     file: OwnedFd,
     path: PathBuf,
+    process: u32,
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        // As the lock file's (`lock.rs`).
+        if self.process == std::process::id() {
+            let _ = self.release();
+        }
+    }
 }
 
 impl Pending {
@@ -394,7 +408,7 @@ impl Pending {
         if (status.st_dev, status.st_ino) != (identity.device, identity.inode) {
             return Err(Error::refused(Reason::Changed, path, "another file took its place"));
         }
-        Ok(Pending { file, path })
+        Ok(Pending { file, path, process: std::process::id() })
     }
 
     fn take(&self, patience: Duration) -> Result<()> {
