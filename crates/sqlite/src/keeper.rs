@@ -3,6 +3,7 @@
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
@@ -11,11 +12,15 @@ use crate::error::{Error, Result};
 use crate::generation::Record;
 use crate::shared::Shared;
 use crate::signals::CHECKPOINT_FRAMES;
-use crate::{members, recovery, secure, side};
+use crate::{flush, members, recovery, secure, side};
 
 /// From this length on our own writers wait while the rest is copied, so that the log can begin anew. A checkpoint beside
 /// writers never catches up with the last frame, and then the log grows for ever.
 const RESTART_FRAMES: i64 = 600;
+
+/// How long a handle that parks tries to copy the log, and how often.
+const PARKING: Duration = Duration::from_millis(300);
+const AGAIN: Duration = Duration::from_millis(5);
 
 pub(crate) fn run(shared: &Shared) {
     while shared.signals.wait() {
@@ -74,9 +79,18 @@ pub(crate) fn finish(shared: &Shared) {
 
 /// Copies the log by the writer's own connection, for a handle that lets nobody in any more and is about to close its files.
 pub(crate) fn copy_before_parking(shared: &Shared, record: &Record, connection: &Connection) -> Result<()> {
-    let _lock = recovery::try_shared(&shared.family)?;
-    record.check()?;
-    passive(shared, connection)
+    let begun = Instant::now();
+    loop {
+        let copied = recovery::try_shared(&shared.family).and_then(|_lock| {
+            record.check()?;
+            flush::copy_beside_readers(connection)
+        });
+        // Several that park at once are in each other's way for a moment.
+        if copied.is_ok() || begun.elapsed() >= PARKING || record.check().is_err() {
+            return copied;
+        }
+        std::thread::sleep(AGAIN);
+    }
 }
 
 fn passive(shared: &Shared, connection: &Connection) -> Result<()> {

@@ -779,7 +779,7 @@ fn what_keeps_others_waiting_ends_with_the_admission_though_a_copy_of_the_proces
     admitted.ok("shadow");
     admitted.ok("release");
     let all = ofd::Range { start: 0, length: 4 };
-    assert_eq!(ofd::conflict(&gate(&path), ofd::Kind::Write, all).unwrap(), None);
+    assert_eq!(ofd::conflict(gate(&path), ofd::Kind::Write, all).unwrap(), None);
     let main = std::fs::File::open(&path).unwrap();
     assert_eq!(ofd::conflict(&main, ofd::Kind::Write, ofd::PENDING).unwrap(), None);
 }

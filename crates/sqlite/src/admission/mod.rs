@@ -32,7 +32,7 @@ use crate::members::{self as records, Record};
 use crate::ofd::{self, Kind, PENDING};
 use crate::process::ProcessId;
 use crate::secure::{self, Inspected, Purpose};
-use crate::{destroyed, doubt, recovery};
+use crate::{destroyed, doubt, putback, recovery};
 
 use lock::{AdmissionLock, Doing};
 pub(crate) use members::Entry;
@@ -117,6 +117,11 @@ impl Admission {
 
         let identity = inspected.require_main()?.status.identity;
         let pending = Pending::open(family, identity)?;
+        // A main file that was left between two commits needs its log back before anybody opens it.
+        if putback::unsettled(family) {
+            let _lock = recovery::exclusive(family, wanted.patience)?;
+            putback::settle(family)?;
+        }
         // Whoever recovers from removed files writes the main file anew; a database that never had such a one needs no wait.
         let _recovery = recovery::was_taken(family).then(|| recovery::shared(family, wanted.patience)).transpose()?;
         let connection = connect::structural(family, wanted.patience)?;
