@@ -11,7 +11,7 @@ use crate::exit;
 use crate::text;
 
 /// The result of a command: the exit status, or a failure.
-pub(crate) type Result<T = u8> = std::result::Result<T, Failure>;
+pub(crate) type Result<T = u8, E = Failure> = std::result::Result<T, E>;
 
 /// Codes that the binary itself gives, beside those of `statehouse_sqlite::Error::code` and
 /// `statehouse_sessions::Error::code`. The list is closed, and documented in `docs/contract.md`.
@@ -28,6 +28,8 @@ pub(crate) mod code {
     pub(crate) const PORT_IN_USE: &str = "port_in_use";
     /// A service did not become ready, or ended by itself.
     pub(crate) const SERVICE_FAILED: &str = "service_failed";
+    /// Somebody uses the database and does not make room.
+    pub(crate) const HELD: &str = "refused_held";
     /// An operation of the system failed.
     pub(crate) const IO: &str = "io";
 }
@@ -160,6 +162,7 @@ mod tests {
             code::ALREADY_RUNNING,
             code::PORT_IN_USE,
             code::SERVICE_FAILED,
+            code::HELD,
             code::IO,
         ];
         let database = [

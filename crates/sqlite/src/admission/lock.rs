@@ -26,7 +26,7 @@ use crate::process::ProcessId;
 use crate::secure::Inspected;
 use crate::side;
 
-const FILE: &str = "admission.lock";
+pub(super) const FILE: &str = "admission.lock";
 const MEMBERS: Range = Range { start: 0, length: 1 };
 const GATE: Range = Range { start: 1, length: 1 };
 const DRAIN: Range = Range { start: 2, length: 1 };
@@ -142,6 +142,11 @@ impl AdmissionLock {
     /// True when nobody is a member any more and nobody can become one.
     pub(crate) fn take_all(&self) -> Result<bool> {
         self.take(Kind::Write, MEMBERS)
+    }
+
+    /// Takes all four bytes, if nobody else holds one of them.
+    pub(crate) fn take_everything(&self) -> Result<bool> {
+        self.take(Kind::Write, Range { start: MEMBERS.start, length: ANCHORS.last() + 1 })
     }
 
     /// Asks anchors to step aside, for as long as this lock is held.

@@ -6,7 +6,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::describe::{About, file_locks, held_locks};
 use super::walk::{Facts, FileId, Seen, Target, Walker};
-use super::{Evidence, HeldFile, Holder, Namespace, Report, Standing, Verdict, Via, judge};
+use super::{Evidence, HeldFile, Holder, Namespace, Report, Signs, Standing, Verdict, Via, judge};
 use crate::error::Result;
 use crate::family::{Family, Member, Status};
 use crate::holders::text::Lock;
@@ -81,6 +81,20 @@ pub(super) fn mapping_index(family: &Family) -> Result<Vec<i32>> {
     let target = Target::of(family)?;
     let pids = walker.processes()?;
     Ok(pids.into_iter().filter(|pid| walker.maps_index(&target, *pid)).collect())
+}
+
+pub(super) fn signs(family: &Family) -> Result<Signs> {
+    let mut walker = Walker::new()?;
+    let target = Target::of(family)?;
+    // A reader's mark beside byte 128 becomes one lock with it, so the range says less than what it covers.
+    let protects = |l: Lock| {
+        target.shown(l.device, l.inode)?;
+        let (shared, dms) = (l.covers(SHARED), l.covers(DMS));
+        (shared || dms).then_some((l.pid, l.inode, shared, dms))
+    };
+    let mut locks: Vec<_> = walker.lock_table()?.into_iter().filter_map(protects).collect();
+    locks.sort_unstable();
+    Ok(Signs { locks, generation: family.generation().ok(), newest: walker.newest() })
 }
 
 pub(super) fn scan(family: &Family) -> Result<Report> {

@@ -198,6 +198,23 @@ pub fn dangerous(family: &Family) -> Result<Vec<Holder>> {
     system::dangerous(family)
 }
 
+/// What must change before somebody can have lost a lock or begun to write into what is gone: who holds the two locks of the
+/// present generation, which files that is, and which process of the machine is the newest one. Compared for equality only.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Signs {
+    locks: Vec<(i32, u64, bool, bool)>,
+    generation: Option<crate::family::Generation>,
+    newest: Vec<u8>,
+}
+
+/// Reads the signs, which costs a small part of a look at every process.
+///
+/// # Errors
+/// As [`scan`].
+pub fn signs(family: &Family) -> Result<Signs> {
+    system::signs(family)
+}
+
 /// The processes that have the present `-shm` mapped. Those that may not be looked at are not among them.
 pub(crate) fn mapping_index(family: &Family) -> Result<Vec<i32>> {
     system::mapping_index(family)

@@ -1,6 +1,6 @@
 //! Windows: other processes are listed by the Restart Manager, which this version does not do yet, and it says so.
 
-use super::{Holder, Report};
+use super::{Holder, Report, Signs};
 use crate::error::{Error, Result};
 use crate::family::Family;
 
@@ -19,5 +19,9 @@ pub(super) fn dangerous(_family: &Family) -> Result<Vec<Holder>> {
 }
 
 pub(super) fn mapping_index(family: &Family) -> Result<Vec<i32>> {
+    unknown(family)
+}
+
+pub(super) fn signs(family: &Family) -> Result<Signs> {
     unknown(family)
 }
