@@ -28,8 +28,6 @@ pub(crate) mod code {
     pub(crate) const PORT_IN_USE: &str = "port_in_use";
     /// A service did not become ready, or ended by itself.
     pub(crate) const SERVICE_FAILED: &str = "service_failed";
-    /// Somebody uses the database and does not make room.
-    pub(crate) const HELD: &str = "refused_held";
     /// An operation of the system failed.
     pub(crate) const IO: &str = "io";
 }
@@ -162,7 +160,6 @@ mod tests {
             code::ALREADY_RUNNING,
             code::PORT_IN_USE,
             code::SERVICE_FAILED,
-            code::HELD,
             code::IO,
         ];
         let database = [

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::AtFlags;
 
+use super::ANCHOR;
 use super::lock::{self, AdmissionLock};
 use crate::error::{Error, Result};
 use crate::family::Family;
@@ -22,8 +23,6 @@ use crate::members::{self, Record, Registration};
 use crate::secure::Inspected;
 use crate::side;
 
-/// The role of an anchor in its record.
-pub const ANCHOR: &str = "anchor";
 /// How often somebody who waits looks again.
 const AGAIN: Duration = Duration::from_millis(10);
 /// How often a seat is taken anew because another anchor that left took the directory away in between.

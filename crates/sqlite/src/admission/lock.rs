@@ -154,6 +154,11 @@ impl AdmissionLock {
         self.take(Kind::Read, ANCHORS).map(drop)
     }
 
+    /// Takes the file away. Whoever has it open notices that it is not named any more.
+    pub(crate) fn remove(&self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+
     /// True while somebody wants members to park.
     pub(crate) fn drain_wanted(&self) -> bool {
         self.held(DRAIN)

@@ -87,12 +87,13 @@ fn name(holder: &Holder) -> String {
 fn stays(family: &Family, e: AsideError) -> Failure {
     match e {
         AsideError::Other(e) => e.into(),
-        AsideError::Stays(records) => {
-            let pids: Vec<String> = records.iter().map(|r| format!("PID {}", r.process.pid)).collect();
-            let pids = pids.join(", ");
-            Failure::new(exit::REFUSED, code::HELD, format!("{}: its anchor did not step aside", family.main().display()))
-                .detail(format!("{pids}, asked for {} s", PATIENCE.as_secs()))
-                .hint("Nothing was run. See whether it still works (it may be stopped), or stop it and start it again afterwards.")
+        AsideError::Stays(_) => {
+            let detail = format!("{e}, though it was asked for {} s", PATIENCE.as_secs());
+            let mut failure = Failure::from(Error::refused(Reason::Held, family.main(), detail));
+            failure.hint = "Nothing was run. See whether that process still works (it may be stopped or hang), or stop it and \
+                            start it again afterwards."
+                .to_owned();
+            failure
         }
     }
 }
