@@ -37,6 +37,7 @@ mod proof;
 mod putback;
 mod readers;
 mod recovery;
+pub mod resident;
 mod retired;
 pub mod secure;
 mod shared;

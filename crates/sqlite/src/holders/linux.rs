@@ -44,9 +44,8 @@ struct Picture {
     locks: Vec<(Member, FileId, Lock)>,
 }
 
-fn picture(walker: &mut Walker, family: &Family, maps: bool) -> Result<Picture> {
+fn picture(walker: &mut Walker, family: &Family, pids: Vec<i32>, maps: bool) -> Result<Picture> {
     let target = Target::of(family)?;
-    let pids = walker.processes()?;
     let (mut holders, mut opaque) = (Vec::new(), Vec::new());
     for &pid in &pids {
         match walker.look(&target, pid, maps) {
@@ -58,10 +57,11 @@ fn picture(walker: &mut Walker, family: &Family, maps: bool) -> Result<Picture> 
     Ok(Picture { target, holders, opaque, pids, locks: Vec::new() })
 }
 
-pub(super) fn dangerous(family: &Family) -> Result<Vec<Holder>> {
+pub(super) fn dangerous(family: &Family, among: Option<&[i32]>) -> Result<Vec<Holder>> {
     let mut walker = Walker::new()?;
     let own = rustix::process::getpid().as_raw_nonzero().get();
-    let mut picture = picture(&mut walker, family, false)?;
+    let pids = among.map_or_else(|| walker.processes(), |pids| Ok(pids.to_vec()))?;
+    let mut picture = picture(&mut walker, family, pids, false)?;
     picture.holders.retain(|f| f.process.pid != own && suspicious(f));
     let mut dangerous = Vec::new();
     if picture.holders.is_empty() {
@@ -96,7 +96,9 @@ pub(super) fn signs(family: &Family) -> Result<Signs> {
     };
     let mut locks: Vec<_> = walker.lock_table()?.into_iter().filter_map(protects).collect();
     locks.sort_unstable();
-    Ok(Signs { locks, generation: family.generation().ok(), newest: walker.newest() })
+    let mut processes = walker.processes()?;
+    processes.sort_unstable();
+    Ok(Signs { locks, generation: family.generation().ok(), processes })
 }
 
 pub(super) fn scan(family: &Family) -> Result<Report> {
@@ -135,7 +137,8 @@ pub(super) fn scan(family: &Family) -> Result<Report> {
 }
 
 fn picture_with_locks(walker: &mut Walker, family: &Family) -> Result<Picture> {
-    let mut picture = picture(walker, family, true)?;
+    let pids = walker.processes()?;
+    let mut picture = picture(walker, family, pids, true)?;
     let table = walker.lock_table()?;
     let target = &picture.target;
     let of_family = |l: Lock| target.shown(l.device, l.inode).map(|(member, id)| (member, id, l));

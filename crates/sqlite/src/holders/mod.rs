@@ -195,16 +195,35 @@ pub fn scan(family: &Family) -> Result<Report> {
 /// # Errors
 /// As [`scan`].
 pub fn dangerous(family: &Family) -> Result<Vec<Holder>> {
-    system::dangerous(family)
+    system::dangerous(family, None)
+}
+
+/// As [`dangerous`], of these processes alone.
+///
+/// # Errors
+/// As [`scan`].
+pub fn dangerous_among(family: &Family, pids: &[i32]) -> Result<Vec<Holder>> {
+    system::dangerous(family, Some(pids))
 }
 
 /// What must change before somebody can have lost a lock or begun to write into what is gone: who holds the two locks of the
-/// present generation, which files that is, and which process of the machine is the newest one. Compared for equality only.
+/// present generation, which files that is, and which processes there are, for one that was forked off has its parent's files
+/// and none of its locks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Signs {
     locks: Vec<(i32, u64, bool, bool)>,
     generation: Option<crate::family::Generation>,
-    newest: Vec<u8>,
+    /// In ascending order.
+    processes: Vec<i32>,
+}
+
+impl Signs {
+    /// The processes that are new since `before`; nothing if more than that has changed.
+    pub fn newcomers(&self, before: &Signs) -> Option<Vec<i32>> {
+        let same = self.locks == before.locks && self.generation == before.generation;
+        let new = |pid: &&i32| before.processes.binary_search(pid).is_err();
+        same.then(|| self.processes.iter().filter(new).copied().collect())
+    }
 }
 
 /// Reads the signs, which costs a small part of a look at every process.

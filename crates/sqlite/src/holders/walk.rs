@@ -367,14 +367,6 @@ impl Walker {
         self.read(pid, "maps").is_some_and(|text| text::mappings(text).any(is_index))
     }
 
-    /// What says which process was made last: the last field of `/proc/loadavg`.
-    pub(super) fn newest(&mut self) -> Vec<u8> {
-        match process::read_file(self.proc.as_fd(), "loadavg", &mut self.text) {
-            Ok(()) => self.text.rsplit(|b| *b == b' ').next().unwrap_or_default().to_vec(),
-            Err(_) => Vec::new(),
-        }
-    }
-
     /// Reads `/proc/locks`.
     pub(super) fn lock_table(&mut self) -> Result<Vec<Lock>> {
         process::read_file(self.proc.as_fd(), "locks", &mut self.text)

@@ -14,7 +14,7 @@ pub(super) fn scan(family: &Family) -> Result<Report> {
 }
 
 /// Open files cannot be unlinked or replaced on Windows, so nobody can be left on a retired generation.
-pub(super) fn dangerous(_family: &Family) -> Result<Vec<Holder>> {
+pub(super) fn dangerous(_family: &Family, _among: Option<&[i32]>) -> Result<Vec<Holder>> {
     Ok(Vec::new())
 }
 

@@ -8,7 +8,7 @@ mod pause;
 mod tell;
 mod watch;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use crate::args::{Anchor, AnchorCommand};
 use crate::exit;
 use crate::failure::{Failure, Result, code};
 use crate::home::Place;
+use crate::output::Output;
 use crate::{signals, store};
 use watch::Watch;
 
@@ -60,15 +61,11 @@ fn begin(context: &Context, anchor: &Anchor, stop: &Stop) -> Result<Option<Watch
             let Err(e) = held else { return Ok(watch) };
             let busy = matches!(e, Error::Busy { .. }) && begun.elapsed() < context.patience;
             match awaited(&e).filter(|_| anchor.wait) {
-                Some(what) if waiting.what.as_deref() != Some(what) => {
-                    tell::waiting(context.output, &place.database, what);
-                    waiting.what = Some(what.to_owned());
-                }
-                Some(_) => {}
+                Some(what) => waiting.tell(context.output, &place.database, what),
                 None if busy => {}
                 None => {
                     watch.into_iter().for_each(Watch::end);
-                    return Err(e.into());
+                    return Err(refused(e));
                 }
             }
             waiting.remember(&place, &e);
@@ -83,6 +80,15 @@ fn begin(context: &Context, anchor: &Anchor, stop: &Stop) -> Result<Option<Watch
 fn locate(place: &Place) -> Result<Family, Error> {
     store::directory_must_exist(&place.database)?;
     Family::of(&place.database)
+}
+
+fn refused(e: Error) -> Failure {
+    let rollback = e.reason() == Some(Reason::RollbackMode);
+    let mut failure = Failure::from(e);
+    if rollback {
+        failure.hint = "Wait until its program switches to WAL mode; `statehouse anchor --wait` does that.".to_owned();
+    }
+    failure
 }
 
 /// What has to happen before the database can be held, if it is something that happens by itself.
@@ -100,7 +106,7 @@ fn awaited(e: &Error) -> Option<&'static str> {
 /// What is waited for, and what the files looked like: reading a header again and again would be of no use.
 #[derive(Default)]
 struct Waiting {
-    what: Option<String>,
+    what: Option<&'static str>,
     seen: Option<(PathBuf, Look)>,
     read: Option<Instant>,
 }
@@ -122,6 +128,12 @@ impl Waiting {
         let Some((path, seen)) = &self.seen else { return true };
         let due = self.read.is_none_or(|read| read.elapsed() >= READ_AGAIN);
         due || *path != place.database || *seen != look(place)
+    }
+
+    fn tell(&mut self, output: Output, database: &Path, what: &'static str) {
+        if self.what.replace(what) != Some(what) {
+            tell::waiting(output, database, what);
+        }
     }
 
     /// What was seen is remembered only where nothing but a change of the files can help.

@@ -7,7 +7,7 @@ use statehouse_sqlite::admission::Seat;
 use statehouse_sqlite::anchor::{self, Anchor, Kept};
 use statehouse_sqlite::holders::{self, Holder, Signs};
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
-use statehouse_sqlite::{Error, Family, Reason};
+use statehouse_sqlite::{Error, Family, resident};
 
 use super::{RETRY, Stop, tell};
 use crate::output::Output;
@@ -23,6 +23,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 const LOOK_AGAIN_ALARMED: Duration = Duration::from_secs(5);
 /// How often a failure to take the present generation is said again.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
+/// How long nothing can be held before it is told what is waited for.
+const LASTS: Duration = Duration::from_secs(2);
 /// How many retired generations are kept at most.
 const KEPT: usize = 4;
 
@@ -61,10 +63,17 @@ pub(super) struct Watch {
     /// What the last look at the holders was based on, and when it was.
     signs: Option<Signs>,
     looked: Option<Instant>,
-    /// Something has changed, so the next look counts as well: the first may have come in the middle of it.
+    /// Something has changed, so the next look counts as well.
     again: bool,
+    /// Processes that were new at the last look.
+    newcomers: Vec<i32>,
     /// When a failure was last said.
     failed: Option<Instant>,
+    /// Since when nothing is held, and what was told that it is waited for.
+    lost: Option<Instant>,
+    waiting: Option<&'static str>,
+    /// The pages of the program that only its start needed were given back.
+    light: bool,
 }
 
 impl Watch {
@@ -79,7 +88,11 @@ impl Watch {
             signs: None,
             looked: None,
             again: false,
+            newcomers: Vec::new(),
             failed: None,
+            lost: None,
+            waiting: None,
+            light: false,
         }
     }
 
@@ -97,6 +110,9 @@ impl Watch {
                 self.look();
                 // Counted from the end, so that a machine on which looking takes long is not kept busy with it.
                 look_at = Instant::now() + LOOK;
+                if !std::mem::replace(&mut self.light, true) {
+                    resident::give_back();
+                }
             }
         }
     }
@@ -120,7 +136,7 @@ impl Watch {
         seat.enter(Duration::ZERO)?;
         match anchor::hold_within(&self.family, SLICE) {
             Ok(held) => {
-                self.failed = None;
+                (self.failed, self.lost, self.waiting) = (None, None, None);
                 tell::anchored(self.output, &self.family, &held);
                 self.held = Some(held);
                 Ok(())
@@ -156,11 +172,16 @@ impl Watch {
     }
 
     fn failed(&mut self, e: &Error) {
-        // Between two generations there is nothing to hold for a moment, and maintenance takes its time; only what lasts and
-        // should not be is worth a line.
-        let passing = matches!(e, Error::Busy { .. })
-            || matches!(e.reason(), Some(Reason::NoStore | Reason::StoreMissing | Reason::NoDirectory | Reason::Changed));
-        if self.failed.is_none_or(|f| f.elapsed() > SAY_AGAIN) && !passing {
+        // Maintenance takes its time, and was told when the anchor stepped aside.
+        if self.seat.as_ref().is_some_and(Seat::unwanted) {
+            return;
+        }
+        if let Some(what) = super::awaited(e) {
+            // Between two generations there is nothing to hold for a moment; only what lasts is worth a line.
+            if self.lost.is_some_and(|lost| lost.elapsed() > LASTS) && self.waiting.replace(what) != Some(what) {
+                tell::waiting(self.output, &self.family.main(), what);
+            }
+        } else if self.failed.is_none_or(|f| f.elapsed() > SAY_AGAIN) {
             self.failed = Some(Instant::now());
             tracing::warn!("the present generation cannot be held: {e}");
         }
@@ -169,6 +190,7 @@ impl Watch {
     fn release(&mut self, why: Why) {
         if let Some(held) = self.held.take() {
             let generation = held.generation();
+            self.lost = Some(Instant::now());
             let kept = match why {
                 Why::Retired => held.retire(),
                 Why::Maintenance | Why::Stopped => {
@@ -210,17 +232,29 @@ impl Watch {
     }
 
     /// Tells what is wrong with the holders that was not told before, and forgets what is over.
+    ///
+    /// Looking at every process takes milliseconds of the processor, and more on a large machine, so it is done where
+    /// something says that the answer may be another one. Whatever has changed is looked at twice: the first look may have
+    /// come in the middle of it.
     fn look(&mut self) {
-        let signs = holders::signs(&self.family).ok();
-        let changed = signs.is_none() || signs != self.signs;
+        let signs = match holders::signs(&self.family) {
+            Ok(signs) => signs,
+            Err(e) => return tracing::warn!("the holders cannot be looked at: {e}"),
+        };
         let alarmed = !self.reported.is_empty() || !self.kept.is_empty();
         let limit = if alarmed { LOOK_AGAIN_ALARMED } else { LOOK_AGAIN };
         let due = self.looked.is_none_or(|l| l.elapsed() >= limit);
-        if !changed && !due && !std::mem::take(&mut self.again) {
+        let newcomers = self.signs.as_ref().and_then(|before| signs.newcomers(before));
+        self.signs = Some(signs);
+        let changed = newcomers.is_none();
+        let newcomers = newcomers.unwrap_or_default();
+        let both = [std::mem::replace(&mut self.newcomers, newcomers.clone()), newcomers].concat();
+        let again = std::mem::replace(&mut self.again, changed);
+        let among_new = || holders::dangerous_among(&self.family, &both);
+        if !(changed || again || due) && (both.is_empty() || among_new().is_ok_and(|found| found.is_empty())) {
             return;
         }
-        self.again = changed;
-        (self.signs, self.looked) = (signs, Some(Instant::now()));
+        self.looked = Some(Instant::now());
         match self.holders() {
             Ok(now) => {
                 self.report(&now);
