@@ -9,6 +9,7 @@
 
 mod admission;
 mod anchor;
+mod aside;
 mod corners;
 mod generations;
 mod gone;
