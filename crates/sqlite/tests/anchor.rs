@@ -231,7 +231,9 @@ fn the_rows_of_a_killed_process_are_kept_after_all_its_files_were_removed() {
     let mut victim = holder(&path);
     let anchor = anchored(&path);
     assert!(anchor.current());
-    ["-shm", "-wal", ""].map(|suffix| std::fs::remove_file(with(&path, suffix)).unwrap());
+    for suffix in ["-shm", "-wal", ""] {
+        std::fs::remove_file(with(&path, suffix)).unwrap();
+    }
     assert!(!anchor.current());
     let mut kept = anchor.retire().unwrap();
     victim.sql("INSERT INTO m(t) VALUES('into the void')");
@@ -257,7 +259,9 @@ fn files_that_nothing_is_lost_with_are_not_kept() {
     let _victim = holder(&path);
     let anchor = anchored(&path);
     assert!(anchor.current());
-    ["", "-wal", "-shm"].map(|suffix| std::fs::rename(with(&path, suffix), with(&path, &format!(".old{suffix}"))).unwrap());
+    for suffix in ["", "-wal", "-shm"] {
+        std::fs::rename(with(&path, suffix), with(&path, &format!(".old{suffix}"))).unwrap();
+    }
     let mut moved = anchor.retire().unwrap();
     assert!(!moved.is_worth_keeping());
     // Replaced, with an empty log.
@@ -290,10 +294,10 @@ fn what_a_process_of_ours_has_captured_need_not_be_kept_any_longer() {
     ours.ok("put one");
     let anchor = anchored(&path);
     assert!(anchor.current());
-    let mut kept = {
-        ["", "-wal", "-shm"].map(|suffix| std::fs::remove_file(with(&path, suffix)).unwrap());
-        anchor.retire().unwrap()
-    };
+    for suffix in ["", "-wal", "-shm"] {
+        std::fs::remove_file(with(&path, suffix)).unwrap();
+    }
+    let mut kept = anchor.retire().unwrap();
     assert!(kept.is_worth_keeping());
     wait_for("the store is put back", || path.exists());
     ours.ok("put two");

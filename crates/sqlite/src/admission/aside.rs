@@ -58,7 +58,8 @@ impl Seat {
                 Ok(()) | Err(Error::Full) => return Ok(seat),
                 Err(e) => {
                     tries += 1;
-                    let vanished = matches!(&e, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound);
+                    let vanished =
+                        matches!(&e, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound);
                     if !vanished || tries >= TRIES {
                         seat.leave();
                         return Err(e);

@@ -255,7 +255,9 @@ fn refuse_holders(family: &Family, report: &Report, ours: Ours, force: bool) -> 
 /// True for one of ours that can only read files which are not the database any more: an anchor keeps them so that what is
 /// nowhere else can still be copied.
 fn only_keeps(holder: &Holder) -> bool {
-    holder.role.is_some() && !holder.files.is_empty() && holder.files.iter().all(|f| f.generation == Standing::Retired && !f.writable)
+    holder.role.is_some()
+        && !holder.files.is_empty()
+        && holder.files.iter().all(|f| f.generation == Standing::Retired && !f.writable)
 }
 
 /// A holder as a person would name it, with what stops it.

@@ -116,8 +116,7 @@ impl Kept {
         }
         let is = |id: Option<Identity>, device, inode| id.is_some_and(|i| (i.device, i.inode) == (device, inode));
         let written = dangerous.iter().flat_map(|h| &h.files).any(|f| {
-            f.writable
-                && (is(self.generation.wal, f.device, f.inode) || is(self.generation.main, f.device, f.inode))
+            f.writable && (is(self.generation.wal, f.device, f.inode) || is(self.generation.main, f.device, f.inode))
         });
         // What is added to it need not be counted each second; that there is something is enough.
         if !written || self.content.is_none() {

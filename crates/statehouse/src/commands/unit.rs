@@ -311,7 +311,10 @@ mod tests {
 
     #[test]
     fn names_of_unit_files_are_plain() {
-        assert_eq!(file_name("anchor", Path::new("/home/me/.hermes/state.db")), "statehouse-anchor-hermes-state.db.service");
+        assert_eq!(
+            file_name("anchor", Path::new("/home/me/.hermes/state.db")),
+            "statehouse-anchor-hermes-state.db.service"
+        );
         assert_eq!(file_name("up", Path::new("/home/a b/é%")), "statehouse-up-a-b.service");
         assert_eq!(file_name("up", Path::new("/")), "statehouse-up-.service");
     }

@@ -22,19 +22,19 @@ use crate::exit;
 use crate::failure::{Failure, Result, code};
 use crate::home::Place;
 use crate::supervise::pidfd;
-use crate::{signals, store, text};
+use crate::{signals, text};
 
 /// How long anchors have for stepping aside: each asks ten times a second whether it should.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) fn run(context: &Context, pause: &Pause, path: Option<&Path>) -> Result {
     let place = Place::of(pause.path.as_deref().or(path), &context.home);
-    store::must_exist(&place.database)?;
+    let report = super::super::holders::look(&place.database)?;
     let family = Family::of(&place.database)?;
     let Some((program, arguments)) = pause.command.split_first() else {
         return Err(Failure::new(exit::USAGE, code::USAGE, "there is no command to run"));
     };
-    refuse_unprotected(&family, holders::scan(&family)?.holders)?;
+    refuse_unprotected(&family, report.holders)?;
     let relay = Relay::default();
     relay.listen()?;
     let aside = Aside::ask(&family, PATIENCE).map_err(|e| stays(&family, e))?;
@@ -70,7 +70,10 @@ fn refuse_unprotected(family: &Family, holders: Vec<Holder>) -> Result<()> {
             .to_owned()
     } else {
         let stops: Vec<&str> = wrong.iter().map(|h| h.stop.as_str()).collect();
-        format!("The anchor is all that protects it, and stays. Stop it in an orderly way, then try again: {}", stops.join("; "))
+        format!(
+            "The anchor is all that protects it, and stays. Stop it in an orderly way, then try again: {}",
+            stops.join("; ")
+        )
     };
     Err(failure)
 }
@@ -81,7 +84,9 @@ fn name(holder: &Holder) -> String {
         (false, _) => "has lost its locks",
     };
     let command = holder.role.clone().unwrap_or_else(|| text::shorten(&holder.command.join(" "), 60));
-    holder.pid.map_or_else(|| format!("a process that is not visible here {what}"), |p| format!("PID {p} ({command}) {what}"))
+    holder
+        .pid
+        .map_or_else(|| format!("a process that is not visible here {what}"), |p| format!("PID {p} ({command}) {what}"))
 }
 
 fn stays(family: &Family, e: AsideError) -> Failure {
@@ -90,9 +95,10 @@ fn stays(family: &Family, e: AsideError) -> Failure {
         AsideError::Stays(_) => {
             let detail = format!("{e}, though it was asked for {} s", PATIENCE.as_secs());
             let mut failure = Failure::from(Error::refused(Reason::Held, family.main(), detail));
-            failure.hint = "Nothing was run. See whether that process still works (it may be stopped or hang), or stop it and \
+            failure.hint =
+                "Nothing was run. See whether that process still works (it may be stopped or hang), or stop it and \
                             start it again afterwards."
-                .to_owned();
+                    .to_owned();
             failure
         }
     }
@@ -150,6 +156,7 @@ fn in_foreground() -> bool {
     let stat = files::read_to_string(Path::new("/proc/self/stat"), 4096).unwrap_or_default();
     // The name in parentheses may contain anything, so the fields are counted from its end: state, parent, group, session,
     // terminal, the terminal's group.
-    let fields: Vec<&str> = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default();
+    let fields: Vec<&str> =
+        stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default();
     matches!((fields.get(2), fields.get(5)), (Some(own), Some(terminals)) if own == terminals)
 }

@@ -114,12 +114,15 @@ fn sentence(value: &Value) -> Option<String> {
         },
         "anchored" => format!("{path} is anchored"),
         "released" => match why {
-            "maintenance" => format!("{path} is not anchored while maintenance is done; the anchor comes back by itself"),
+            "maintenance" => {
+                format!("{path} is not anchored while maintenance is done; the anchor comes back by itself")
+            }
             "retired" => format!("{path} is no longer anchored: its files were removed or replaced"),
             _ => format!("{path} is no longer anchored"),
         },
         "keeping" => {
-            let file = |f: &Value| Some(format!("/proc/{}/fd/{} ({})", value["pid"], f["descriptor"], f["member"].as_str()?));
+            let file =
+                |f: &Value| Some(format!("/proc/{}/fd/{} ({})", value["pid"], f["descriptor"], f["member"].as_str()?));
             let files: Vec<String> = value["files"].as_array()?.iter().filter_map(file).collect();
             format!(
                 "removed or replaced files of {path} with {} transactions in their log can still be read: {}; copy them \
