@@ -556,7 +556,7 @@ fn systemd_takes_the_units_as_they_are() {
 }
 
 fn verified(directory: &TestDir, unit: &str, user: bool) -> Option<Finished> {
-    let program = need::command("systemd-analyze")?;
+    let program = need::command_of_the_system("systemd-analyze")?;
     let file = directory.join("statehouse-test.service");
     fs::write(&file, unit).unwrap();
     let mut analyze = Command::new(program);

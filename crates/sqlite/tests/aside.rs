@@ -1,6 +1,6 @@
 //! An anchor is known to others, steps aside when it is asked to, and leaves nothing behind.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use statehouse_sqlite::admission::{Aside, AsideError, Seat};
@@ -149,7 +149,7 @@ fn structural_work_waits_for_the_anchor_and_the_anchor_for_structural_work() {
 }
 
 /// Removes the whole family, as `rm state.db*` does.
-fn remove_all(path: &PathBuf) {
+fn remove_all(path: &Path) {
     for suffix in ["", "-shm", "-wal"] {
         std::fs::remove_file(with(path, suffix)).unwrap();
     }
@@ -160,7 +160,7 @@ fn what_an_anchor_keeps_of_removed_files_holds_up_nobody() {
     let (_d, path) = database();
     let family = Family::of(&path).unwrap();
     let mut seat = seated(&path);
-    let mut victim = holder(&path);
+    let victim = holder(&path);
     let anchor = anchor::hold(&family).unwrap();
     assert!(anchor.current());
     remove_all(&path);

@@ -217,7 +217,7 @@ fn user_name(uid: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test")]
+    #![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
     use super::*;
 

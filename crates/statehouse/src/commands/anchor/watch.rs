@@ -67,8 +67,10 @@ pub(super) struct Watch {
     again: bool,
     /// Processes that were new at the last look.
     newcomers: Vec<i32>,
-    /// When a failure was last said.
-    failed: Option<Instant>,
+    /// The failure that was said last.
+    said: Option<(&'static str, Instant)>,
+    /// When the seat was last tried to be put in its place again.
+    tried: Option<Instant>,
     /// Since when nothing is held, and what was told that it is waited for.
     lost: Option<Instant>,
     waiting: Option<&'static str>,
@@ -89,7 +91,8 @@ impl Watch {
             looked: None,
             again: false,
             newcomers: Vec::new(),
-            failed: None,
+            said: None,
+            tried: None,
             lost: None,
             waiting: None,
             light: false,
@@ -136,7 +139,7 @@ impl Watch {
         seat.enter(Duration::ZERO)?;
         match anchor::hold_within(&self.family, SLICE) {
             Ok(held) => {
-                (self.failed, self.lost, self.waiting) = (None, None, None);
+                (self.said, self.lost, self.waiting) = (None, None, None);
                 tell::anchored(self.output, &self.family, &held);
                 self.held = Some(held);
                 Ok(())
@@ -158,16 +161,15 @@ impl Watch {
         if seat.unwanted() {
             return self.release(Why::Maintenance);
         }
-        // A seat that has no place because the disk is full is not tried again at each turn.
-        let tried = self.failed.is_some_and(|f| f.elapsed() < LOOK);
-        if seat.is_in_place() || tried {
+        // One that has no place because the disk is full is not tried again at each turn.
+        if seat.is_in_place() || self.tried.is_some_and(|t| t.elapsed() < LOOK) {
             return;
         }
+        self.tried = Some(Instant::now());
         match inspect(&self.family).and_then(|inspected| seat.look_after(&inspected)) {
-            Ok(()) if seat.is_in_place() => self.failed = None,
-            Ok(()) => self.failed = Some(Instant::now()),
+            Ok(()) => {}
             Err(Error::Busy { .. }) => self.release(Why::Maintenance),
-            Err(e) => self.failed(&e),
+            Err(e) => self.warn("others cannot be told of this anchor", &e),
         }
     }
 
@@ -181,9 +183,15 @@ impl Watch {
             if self.lost.is_some_and(|lost| lost.elapsed() > LASTS) && self.waiting.replace(what) != Some(what) {
                 tell::waiting(self.output, &self.family.main(), what);
             }
-        } else if self.failed.is_none_or(|f| f.elapsed() > SAY_AGAIN) {
-            self.failed = Some(Instant::now());
-            tracing::warn!("the present generation cannot be held: {e}");
+        } else {
+            self.warn("the present generation cannot be held", e);
+        }
+    }
+
+    fn warn(&mut self, what: &'static str, e: &Error) {
+        if self.said.is_none_or(|(said, when)| said != what || when.elapsed() > SAY_AGAIN) {
+            self.said = Some((what, Instant::now()));
+            tracing::warn!("{what}: {e}");
         }
     }
 
@@ -239,7 +247,7 @@ impl Watch {
     fn look(&mut self) {
         let signs = match holders::signs(&self.family) {
             Ok(signs) => signs,
-            Err(e) => return tracing::warn!("the holders cannot be looked at: {e}"),
+            Err(e) => return self.warn("the holders cannot be looked at", &e),
         };
         let alarmed = !self.reported.is_empty() || !self.kept.is_empty();
         let limit = if alarmed { LOOK_AGAIN_ALARMED } else { LOOK_AGAIN };
@@ -260,7 +268,7 @@ impl Watch {
                 self.report(&now);
                 self.review(&now);
             }
-            Err(e) => tracing::warn!("the holders cannot be looked at: {e}"),
+            Err(e) => self.warn("the holders cannot be looked at", &e),
         }
     }
 
