@@ -416,6 +416,9 @@ fn after_rm_and_kill_every_row_can_be_read_through_the_anchor() {
     let report = run(command(&["holders", "--json"]).arg(&path), PATIENCE).success().json();
     assert_eq!(report["holders"].as_array().unwrap().len(), 1, "{report}");
     assert_eq!((&report["holders"][0]["naked"], &report["holders"][0]["ghost"]), (&json!(false), &json!(false)));
+    let proof = run(command(&["verify", "--write", "--json"]).arg(&path), PATIENCE).success().json();
+    let current = proof["checks"].as_array().unwrap().iter().find(|c| c["id"] == "generation.current").unwrap();
+    assert_eq!((&proof["healthy"], &current["status"]), (&json!(true), &json!("info")), "{proof}");
 
     let saved = directory.join("saved.db");
     for file in keeping["files"].as_array().unwrap() {

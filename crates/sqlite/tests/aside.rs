@@ -9,7 +9,7 @@ use statehouse_sqlite::{Error, Family, anchor, holders, members};
 
 use crate::holder::Holder;
 use crate::holders::{database, holder};
-use crate::support::{visitor, wait_for, with};
+use crate::support::{Volume, visitor, wait_for, with};
 
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -180,4 +180,30 @@ fn what_an_anchor_keeps_of_removed_files_holds_up_nobody() {
     worker.ok("admitted VACUUM");
     worker.ok("release");
     assert!(!kept.files().is_empty());
+}
+
+#[test]
+fn an_anchor_on_a_full_disk_holds_all_the_same_and_is_known_as_soon_as_there_is_room() {
+    let Some(volume) = Volume::new(400) else { return };
+    let path = volume.join("s.db");
+    visitor(&path, "PRAGMA journal_mode=WAL; CREATE TABLE m(id INTEGER PRIMARY KEY, t)");
+    let mut victim = holder(&path);
+    volume.fill(0);
+    let mut seat = seated(&path);
+    let anchor = anchor::hold(&Family::of(&path).unwrap()).unwrap();
+    assert!(!seat.is_in_place() && anchor.current());
+    victim.sql("SELECT count(*) FROM m");
+    volume.clear();
+    seat.look_after(&inspected(&path)).unwrap();
+    assert!(seat.is_in_place());
+    assert_eq!(parked(&path), [false]);
+    // It is a member by now: structural work asks it.
+    let mut worker = Holder::start();
+    victim.kill();
+    worker.send(&format!("admit - - {}", path.display()));
+    wait_for("the anchor is asked", || seat.unwanted());
+    assert!(worker.answered().is_none());
+    anchor.release();
+    seat.step_aside().unwrap();
+    worker.answer().unwrap();
 }

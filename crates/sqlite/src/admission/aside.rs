@@ -35,6 +35,7 @@ pub struct Seat {
     /// Nothing when the volume had no room for it, or somebody has removed it; it is made again as soon as that can be done.
     lock: Option<AdmissionLock>,
     registration: Option<Registration>,
+    /// It is a member, or is one as soon as there is a file.
     entered: bool,
     /// The side directory holds nothing but what anchors made, so the last of them takes it away.
     passing: bool,
@@ -122,7 +123,11 @@ impl Seat {
     }
 
     fn pass(&mut self, patience: Duration) -> Result<()> {
-        let Some(lock) = &self.lock else { return Ok(()) };
+        let Some(lock) = &self.lock else {
+            // As soon as there is a file it will be a member by it.
+            self.entered = true;
+            return Ok(());
+        };
         let begun = Instant::now();
         while lock.anchors_unwanted() {
             if begun.elapsed() >= patience {
@@ -226,11 +231,16 @@ pub struct Aside {
 #[derive(Debug, thiserror::Error)]
 pub enum AsideError {
     /// Anchors that did not step aside in time. They may be stopped, hang, or be of an earlier version.
-    #[error("{} did not step aside", .0.iter().map(|r| format!("the anchor with PID {}", r.process.pid)).collect::<Vec<_>>().join(", "))]
+    #[error("{} did not step aside", named(.0))]
     Stays(Vec<Record>),
     /// Anything else.
     #[error(transparent)]
     Other(#[from] Error),
+}
+
+fn named(staying: &[Record]) -> String {
+    let names: Vec<String> = staying.iter().map(|r| format!("the anchor with PID {}", r.process.pid)).collect();
+    if names.is_empty() { "an anchor that is about to end".to_owned() } else { names.join(", ") }
 }
 
 impl Aside {
@@ -244,14 +254,20 @@ impl Aside {
         let mut aside = Aside { lock: None };
         loop {
             if aside.lock.as_ref().is_none_or(|l| !l.is_named()) {
-                aside.lock = AdmissionLock::find(family)?;
-                if let Some(lock) = &aside.lock {
-                    lock.send_anchors_aside()?;
+                aside.lock = None;
+            }
+            let mut asked = aside.lock.is_some();
+            if !asked {
+                match AdmissionLock::find(family)? {
+                    // An anchor that leaves may have it for a moment; then it takes it away.
+                    Some(lock) if lock.send_anchors_aside()? => (aside.lock, asked) = (Some(lock), true),
+                    Some(_) => {}
+                    None => asked = true,
                 }
             }
             let staying: Vec<Record> =
                 members::list(family)?.into_iter().filter(|r| r.role == ANCHOR && !r.parked).collect();
-            if staying.is_empty() && aside.lock.as_ref().is_none_or(AdmissionLock::is_named) {
+            if asked && staying.is_empty() && aside.lock.as_ref().is_none_or(AdmissionLock::is_named) {
                 return Ok(aside);
             }
             if begun.elapsed() >= patience {

@@ -149,9 +149,9 @@ impl AdmissionLock {
         self.take(Kind::Write, Range { start: MEMBERS.start, length: ANCHORS.last() + 1 })
     }
 
-    /// Asks anchors to step aside, for as long as this lock is held.
-    pub(crate) fn send_anchors_aside(&self) -> Result<()> {
-        self.take(Kind::Read, ANCHORS).map(drop)
+    /// Asks anchors to step aside, for as long as this lock is held. False while somebody takes the file away.
+    pub(crate) fn send_anchors_aside(&self) -> Result<bool> {
+        self.take(Kind::Read, ANCHORS)
     }
 
     /// Takes the file away. Whoever has it open notices that it is not named any more.

@@ -233,7 +233,6 @@ fn refuse_holders(family: &Family, report: &Report, ours: Ours, force: bool) -> 
         }
     }
     let in_the_way: Vec<String> = others()
-        .filter(|h| !only_keeps(h))
         .filter(|h| match (h.role.as_deref(), ours) {
             (None, _) | (Some(_), Ours::MustBeGone) => true,
             (Some(ANCHOR), _) => false,
@@ -253,14 +252,6 @@ fn refuse_holders(family: &Family, report: &Report, ours: Ours, force: bool) -> 
         overridden.extend(report.limits.iter().cloned());
     }
     Ok(overridden)
-}
-
-/// True for one of ours that can only read files which are not the database any more: an anchor keeps them so that what is
-/// nowhere else can still be copied.
-fn only_keeps(holder: &Holder) -> bool {
-    holder.role.is_some()
-        && !holder.files.is_empty()
-        && holder.files.iter().all(|f| f.generation == Standing::Retired && !f.writable)
 }
 
 /// A holder as a person would name it, with what stops it.
