@@ -6,7 +6,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::describe::{About, file_locks, held_locks};
 use super::walk::{Facts, FileId, Seen, Target, Walker};
-use super::{Evidence, HeldFile, Holder, Namespace, Report, Signs, Standing, Verdict, Via, judge};
+use super::{Evidence, HeldFile, Holder, Namespace, Report, Standing, Verdict, Via, judge};
 use crate::error::Result;
 use crate::family::{Family, Member, Status};
 use crate::holders::text::Lock;
@@ -57,10 +57,14 @@ fn picture(walker: &mut Walker, family: &Family, pids: Vec<i32>, maps: bool) -> 
     Ok(Picture { target, holders, opaque, pids, locks: Vec::new() })
 }
 
-pub(super) fn dangerous(family: &Family, among: Option<&[i32]>) -> Result<Vec<Holder>> {
+pub(super) fn dangerous(family: &Family) -> Result<Vec<Holder>> {
+    let pids = Walker::new()?.processes()?;
+    dangerous_among(family, pids)
+}
+
+pub(super) fn dangerous_among(family: &Family, pids: Vec<i32>) -> Result<Vec<Holder>> {
     let mut walker = Walker::new()?;
     let own = rustix::process::getpid().as_raw_nonzero().get();
-    let pids = among.map_or_else(|| walker.processes(), |pids| Ok(pids.to_vec()))?;
     let mut picture = picture(&mut walker, family, pids, false)?;
     picture.holders.retain(|f| f.process.pid != own && suspicious(f));
     let mut dangerous = Vec::new();
@@ -83,22 +87,6 @@ pub(super) fn mapping_index(family: &Family) -> Result<Vec<i32>> {
     let target = Target::of(family)?;
     let pids = walker.processes()?;
     Ok(pids.into_iter().filter(|pid| walker.maps_index(&target, *pid)).collect())
-}
-
-pub(super) fn signs(family: &Family) -> Result<Signs> {
-    let mut walker = Walker::new()?;
-    let target = Target::of(family)?;
-    // A reader's mark beside byte 128 becomes one lock with it, so the range says less than what it covers.
-    let protects = |l: Lock| {
-        target.shown(l.device, l.inode)?;
-        let (shared, dms) = (l.covers(SHARED), l.covers(DMS));
-        (shared || dms).then_some((l.pid, l.inode, shared, dms))
-    };
-    let mut locks: Vec<_> = walker.lock_table()?.into_iter().filter_map(protects).collect();
-    locks.sort_unstable();
-    let mut processes = walker.processes()?;
-    processes.sort_unstable();
-    Ok(Signs { locks, generation: family.generation().ok(), processes })
 }
 
 pub(super) fn scan(family: &Family) -> Result<Report> {

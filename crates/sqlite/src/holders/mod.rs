@@ -4,19 +4,33 @@
 //! maps lead to; a name is only asked for what has none any more. What looks wrong is looked at again, several times, and
 //! is reported only if it stays wrong: processes open and close all the time, and between two system calls of SQLite every
 //! one of them looks half done.
+//!
+//! Linux shows everything. macOS (libproc) and Windows (the Restart Manager) show no locks: there a report never calls
+//! anybody naked, and says that this is not known.
 
 #[cfg(target_os = "linux")]
 mod describe;
+#[cfg(any(target_os = "macos", all(test, unix)))]
+mod libproc;
+#[cfg(any(windows, test))]
+mod restart;
+#[cfg(target_os = "linux")]
+mod signs;
 #[cfg_attr(target_os = "linux", path = "linux.rs")]
 #[cfg_attr(target_os = "macos", path = "macos.rs")]
 #[cfg_attr(windows, path = "windows.rs")]
 mod system;
 #[cfg(target_os = "linux")]
 mod text;
+#[cfg(test)]
+mod this_machine;
 #[cfg(target_os = "linux")]
 mod walk;
 
 use serde::Serialize;
+
+#[cfg(target_os = "linux")]
+pub use signs::Signs;
 
 use crate::error::Result;
 use crate::family::{Family, Member};
@@ -60,7 +74,7 @@ pub enum Verdict {
 pub struct Holder {
     /// Its number; `None` for an owner of a lock whom `/proc` does not show.
     pub pid: Option<i32>,
-    /// Clock ticks from the start of the machine to its own; with the pid it names the process.
+    /// Clock ticks from the start of the machine to its own; with the pid it names the process. Only Linux counts them.
     pub start_ticks: Option<u64>,
     /// When it started, RFC 3339.
     pub start_time: Option<String>,
@@ -162,7 +176,7 @@ pub enum Via {
     Lock,
 }
 
-/// SQLite's locks, as far as one process holds them.
+/// SQLite's locks, as far as one process holds them. Only Linux shows them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct HeldLocks {
     /// The shared range of the main file.
@@ -195,46 +209,20 @@ pub fn scan(family: &Family) -> Result<Report> {
 /// # Errors
 /// As [`scan`].
 pub fn dangerous(family: &Family) -> Result<Vec<Holder>> {
-    system::dangerous(family, None)
+    system::dangerous(family)
 }
 
 /// As [`dangerous`], of these processes alone.
 ///
 /// # Errors
 /// As [`scan`].
+#[cfg(target_os = "linux")]
 pub fn dangerous_among(family: &Family, pids: &[i32]) -> Result<Vec<Holder>> {
-    system::dangerous(family, Some(pids))
-}
-
-/// What must change before somebody can have lost a lock or begun to write into what is gone: who holds the two locks of the
-/// present generation, which files that is, and which processes there are, for one that was forked off has its parent's files
-/// and none of its locks.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Signs {
-    locks: Vec<(i32, u64, bool, bool)>,
-    generation: Option<crate::family::Generation>,
-    /// In ascending order.
-    processes: Vec<i32>,
-}
-
-impl Signs {
-    /// The processes that are new since `before`; nothing if more than that has changed.
-    pub fn newcomers(&self, before: &Signs) -> Option<Vec<i32>> {
-        let same = self.locks == before.locks && self.generation == before.generation;
-        let new = |pid: &&i32| before.processes.binary_search(pid).is_err();
-        same.then(|| self.processes.iter().filter(new).copied().collect())
-    }
-}
-
-/// Reads the signs, which costs a small part of a look at every process.
-///
-/// # Errors
-/// As [`scan`].
-pub fn signs(family: &Family) -> Result<Signs> {
-    system::signs(family)
+    system::dangerous_among(family, pids.to_vec())
 }
 
 /// The processes that have the present `-shm` mapped. Those that may not be looked at are not among them.
+#[cfg(target_os = "linux")]
 pub(crate) fn mapping_index(family: &Family) -> Result<Vec<i32>> {
     system::mapping_index(family)
 }

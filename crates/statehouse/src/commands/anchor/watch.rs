@@ -245,7 +245,7 @@ impl Watch {
     /// something says that the answer may be another one. Whatever has changed is looked at twice: the first look may have
     /// come in the middle of it.
     fn look(&mut self) {
-        let signs = match holders::signs(&self.family) {
+        let signs = match Signs::read(&self.family) {
             Ok(signs) => signs,
             Err(e) => return self.warn("the holders cannot be looked at", &e),
         };
