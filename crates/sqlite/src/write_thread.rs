@@ -7,6 +7,8 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+use rusqlite::Connection;
+
 use crate::error::{Error, Result};
 use crate::family::Member;
 use crate::flush::Committer;
@@ -19,7 +21,7 @@ use crate::retired::Kept;
 use crate::shared::{RETRY, Shared};
 use crate::turnstile::Turnstile;
 use crate::writer;
-use crate::{captures, destroyed, doubt, park, proof, putback, recovery, retired, secure, side};
+use crate::{captures, destroyed, doubt, heal, incidents, park, proof, putback, recovery, retired, secure, side};
 
 /// How long a recovery waits for the reads of its own process at a time. It holds a lock meanwhile that others want.
 const READS_END: Duration = Duration::from_millis(600);
@@ -43,16 +45,21 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
     let mut held = Held::new(shared, opened);
     while shared.queue.next() {
         let goes_on = if shared.gate.fenced() {
+            if heal::goes_on(&shared.gate, &shared.options) {
+                continue;
+            }
             if let Some(why) = shared.gate.cause() {
                 shared.options.tell(&Event::Fenced { cause: why.to_string() });
             }
             held.fenced_since = Instant::now();
             reopen(shared, &mut held)
-        } else if shared.entry.drain_wanted() {
+        } else if shared.entry.drain_wanted() && !shared.queue.stopping() {
+            // One that is closed has only to answer what it was asked for, and lets go of everything after that.
             park::park(shared, &mut held)
         } else {
             // It costs others time when this process is not known, and nothing else.
             let _ = held.register_again(shared);
+            let _ = shared.entry.stay(&shared.family);
             if let Err(e) = turn(shared, &turnstile, &held) {
                 shared.gate.fence(e);
             }
@@ -128,6 +135,7 @@ fn reopen(shared: &Shared, held: &mut Held) -> bool {
         }
         match recovered {
             Ok(()) => {
+                let _ = incidents::close_own(&shared.family);
                 shared.options.tell(&Event::Reopened);
                 shared.queue.rouse();
                 return true;
@@ -157,18 +165,18 @@ fn turn(shared: &Shared, turnstile: &Turnstile, held: &Held) -> Result<()> {
     }
     let turn = turnstile.enter()?;
     let mut batch = shared.queue.take();
-    let (gate, queue) = (&shared.gate, &shared.queue);
+    let (gate, queue, options) = (&shared.gate, &shared.queue, &shared.options);
     match writer::commit(connection, &held.record, &mut batch) {
         Ok(()) if keeper::log_is_long(shared) => {
-            writer::acknowledge(connection, gate, &held.record, queue, batch);
+            writer::acknowledge(connection, gate, &held.record, queue, options, batch);
             keeper::finish(shared);
         }
         Ok(()) => {
             // The next process goes on while this one flushes and wakes up those who wait.
             drop(turn);
-            writer::acknowledge(connection, gate, &held.record, queue, batch);
+            writer::acknowledge(connection, gate, &held.record, queue, options, batch);
         }
-        Err(e) => writer::recover(connection, gate, &held.record, queue, batch, e),
+        Err(e) => writer::recover(connection, gate, &held.record, queue, options, batch, e),
     }
     Ok(())
 }
@@ -218,6 +226,10 @@ impl Held {
     /// The generation in use, or the last one that was.
     pub(crate) fn record(&self) -> &Record {
         &self.record
+    }
+
+    pub(crate) fn connection(&self) -> Option<&Connection> {
+        self.connection.as_deref()
     }
 
     /// True if the log holds something that no flush has confirmed.

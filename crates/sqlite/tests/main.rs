@@ -14,6 +14,7 @@ mod aside;
 mod corners;
 mod generations;
 mod gone;
+mod heal;
 mod holder;
 mod holders;
 mod image;
