@@ -9,6 +9,7 @@
 )]
 
 mod acceptance;
+mod anchor;
 mod bad_input;
 mod cli;
 mod destroyed;

@@ -85,6 +85,8 @@ mod readers;
 #[cfg(target_os = "linux")]
 mod recovery;
 #[cfg(target_os = "linux")]
+pub mod resident;
+#[cfg(target_os = "linux")]
 mod retired;
 #[cfg(target_os = "linux")]
 pub mod secure;

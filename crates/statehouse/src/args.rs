@@ -1,5 +1,6 @@
 //! The command line, as clap sees it. One subcommand is one file under `commands/`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -60,7 +61,9 @@ pub(crate) enum Command {
     /// Run the scheduler alone: it starts a worker for each job that is due
     Scheduler,
     /// Hold a database's two locks, so that no visitor's close can remove its log
-    Anchor(Target),
+    ///
+    /// It tells which processes have lost their locks or write into deleted files, steps aside for maintenance and comes back.
+    Anchor(Anchor),
     /// Work of the scheduler, one process a job
     Worker {
         #[command(subcommand)]
@@ -77,6 +80,11 @@ pub(crate) enum Command {
     Status(Target),
     /// Prove that a database is healthy
     Verify(Verify),
+    /// Run this program as a service of the system
+    Service {
+        #[command(subcommand)]
+        command: Service,
+    },
     /// What the services' own readiness checks run in a process apart
     #[command(hide = true)]
     Probe {
@@ -90,6 +98,71 @@ pub(crate) struct Target {
     /// A database file or a home [default: the home's store]
     #[arg(value_name = "PATH")]
     pub(crate) path: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(disable_help_subcommand = true)]
+pub(crate) struct Anchor {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Wait until there is a database, and until it is in WAL mode, instead of refusing
+    #[arg(long)]
+    pub(crate) wait: bool,
+    #[command(subcommand)]
+    pub(crate) command: Option<AnchorCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AnchorCommand {
+    /// Run a command while the anchor steps aside, and exit with its status
+    Pause(Pause),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Pause {
+    /// A database file or a home [default: the home's store]
+    #[arg(value_name = "PATH")]
+    pub(crate) path: Option<PathBuf>,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Service {
+    /// Print a systemd unit
+    Print(PrintUnit),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PrintUnit {
+    /// What the unit is to run: anchor or up
+    #[arg(value_name = "UNIT", value_parser = unit)]
+    pub(crate) unit: Unit,
+    /// A database file or a home [default: the home's store]
+    #[arg(value_name = "PATH")]
+    pub(crate) path: Option<PathBuf>,
+    /// A unit for this user's own service manager
+    #[arg(long)]
+    pub(crate) user: bool,
+}
+
+/// What can be run by a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// The anchor of one database.
+    Anchor,
+    /// All services of one home.
+    Up,
+}
+
+fn unit(text: &str) -> Result<Unit, String> {
+    match text {
+        "anchor" => Ok(Unit::Anchor),
+        "up" => Ok(Unit::Up),
+        "guard" | "watch" => Err(format!("this version has no {text}; there are units for anchor and up")),
+        _ => Err("there are units for anchor and up".to_owned()),
+    }
 }
 
 #[derive(Debug, Args)]

@@ -11,7 +11,7 @@ use crate::exit;
 use crate::text;
 
 /// The result of a command: the exit status, or a failure.
-pub(crate) type Result<T = u8> = std::result::Result<T, Failure>;
+pub(crate) type Result<T = u8, E = Failure> = std::result::Result<T, E>;
 
 /// Codes that the binary itself gives, beside those of `statehouse_sqlite::Error::code` and
 /// `statehouse_sessions::Error::code`. The list is closed, and documented in `docs/contract.md`.

@@ -33,6 +33,14 @@ pub(crate) fn end_with(supervisor: u32) -> Result<()> {
 /// # Errors
 /// The system's answer.
 pub(crate) fn on_stop(mut stop: impl FnMut() + Send + 'static) -> Result<()> {
+    on_each(move |_| stop())
+}
+
+/// As [`on_stop`], for somebody who must know which signal it was.
+///
+/// # Errors
+/// The system's answer.
+pub(crate) fn on_each(mut stop: impl FnMut(Signal) + Send + 'static) -> Result<()> {
     let failed =
         |e: std::io::Error| Failure::new(exit::FAILED, code::IO, "cannot watch for signals").detail(e.to_string());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
@@ -47,12 +55,11 @@ pub(crate) fn on_stop(mut stop: impl FnMut() + Send + 'static) -> Result<()> {
     let watch = move || {
         runtime.block_on(async {
             loop {
-                tokio::select! {
-                    _ = term.recv() => {}
-                    _ = int.recv() => {}
-                    Some(_) = async { hup.as_mut()?.recv().await } => {}
-                }
-                stop();
+                stop(tokio::select! {
+                    _ = term.recv() => Signal::TERM,
+                    _ = int.recv() => Signal::INT,
+                    Some(_) = async { hup.as_mut()?.recv().await } => Signal::HUP,
+                });
             }
         });
     };
