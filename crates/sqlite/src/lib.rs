@@ -5,6 +5,7 @@
 
 pub mod admission;
 pub mod anchor;
+pub mod backlog;
 mod busy;
 mod captures;
 mod connect;
