@@ -22,14 +22,16 @@ use std::path::Path;
 
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags};
+use statehouse_sqlite::admission::{Admission, Wanted};
 use statehouse_sqlite::turnstile::Turnstile;
-use statehouse_sqlite::{Database, Event, Failure, Options, Schema, Status, locks};
+use statehouse_sqlite::{Database, Event, Failure, Family, Options, Schema, Status, locks};
 
 type Answer = Result<String, String>;
 
 fn main() {
     let mut connections = HashMap::new();
     let mut database = None;
+    let mut admission = None;
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let (verb, rest) = line.split_once(' ').unwrap_or((&line, ""));
         let answer = match verb {
@@ -37,6 +39,20 @@ fn main() {
                 database = Some(opened);
                 String::new()
             }),
+            // admit DRAIN|- force|- PATH, then `admitted SQL` any number of times, then `release`.
+            "admit" => admit(rest).map(|proof| {
+                let text = proof.overridden().join("; ");
+                admission = Some(proof);
+                text
+            }),
+            "admitted" => match &admission {
+                Some(proof) => sql(proof.connection(), rest),
+                None => Err("nobody was admitted".into()),
+            },
+            "release" => {
+                admission = None;
+                Ok(String::new())
+            }
             "put" | "count" | "leave" | "tight" => match &database {
                 Some(open) => with_database(open, verb, rest),
                 None => Err("no database is open".into()),
@@ -170,13 +186,37 @@ fn open(path: &str) -> Result<Database, String> {
     Database::open(Path::new(path), options).map_err(|e| format!("{} {e}", e.code()))
 }
 
+fn admit(rest: &str) -> Result<Admission, String> {
+    let mut words = rest.splitn(3, ' ');
+    let (Some(drain), Some(force), Some(path)) = (words.next(), words.next(), words.next()) else {
+        return Err("admit DRAIN|- force|- PATH".into());
+    };
+    let family = Family::of(Path::new(path)).map_err(|e| e.to_string())?;
+    let tell = |text: &str| eprintln!("{text}");
+    let wanted = Wanted {
+        what: "test",
+        drain: drain.parse().ok().map(std::time::Duration::from_secs_f64),
+        force: force == "force",
+        patience: std::time::Duration::from_secs(2),
+        tell: &tell,
+    };
+    Admission::obtain(&family, &wanted).map_err(|e| format!("{} {e}", e.code()))
+}
+
 fn with_database(database: &Database, verb: &str, rest: &str) -> Answer {
     let fail = |e: statehouse_sqlite::Error| format!("{} {e}", e.code());
     match verb {
         "put" => put(database, rest.to_owned()).map(|_| String::new()).map_err(fail),
         "count" => {
-            let count: i64 =
-                database.read(|c| Ok(c.query_row("SELECT count(*) FROM k", [], |r| r.get(0))?)).map_err(fail)?;
+            // count [MILLISECONDS]: so long does the read stay open.
+            let stay = std::time::Duration::from_millis(rest.parse().unwrap_or(0));
+            let count: i64 = database
+                .read(|c| {
+                    let count = c.query_row("SELECT count(*) FROM k", [], |r| r.get(0))?;
+                    std::thread::sleep(stay);
+                    Ok(count)
+                })
+                .map_err(fail)?;
             Ok(count.to_string())
         }
         "leave" => database.close().map(|()| String::new()).map_err(fail),

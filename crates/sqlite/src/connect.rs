@@ -48,6 +48,18 @@ pub(crate) fn reader(family: &Family, patience: Duration) -> Result<Connection> 
     Ok(connection)
 }
 
+/// Opens the connection of somebody who was admitted to do structural work, on a database in whatever journal mode.
+pub(crate) fn structural(family: &Family, patience: Duration) -> Result<Connection> {
+    let connection = open(family, OpenFlags::SQLITE_OPEN_READ_WRITE, patience)?;
+    pragma(family, &connection, "mmap_size", 0)?;
+    pragma(family, &connection, "synchronous", 2)?;
+    pragma(family, &connection, "cell_size_check", 1)?;
+    pragma(family, &connection, "wal_autocheckpoint", 0)?;
+    // In WAL mode a first statement attaches the log, and with it come the two locks that last.
+    connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
+    Ok(connection)
+}
+
 /// Opens a file that nobody changes meanwhile, without locks and without files beside it: an image, or a database that
 /// nobody has open and that has no log.
 ///

@@ -39,9 +39,10 @@ impl Database {
     pub fn open(path: &Path, options: Options) -> Result<Database> {
         locks::protect()?;
         let family = Family::of(path)?;
-        let opened = opening::open(&family, &options)?;
+        let (entry, opened) = opening::open(&family, &options)?;
         let turnstile = Turnstile::open(&family.side_directory())?;
         let shared = Arc::new(Shared {
+            entry,
             gate: Gate::open(opened.record.clone()),
             queue: Queue::default(),
             signals: Arc::default(),

@@ -217,6 +217,10 @@ reasons! {
     OtherEngine, "refused_other_engine", "belongs to another database engine that uses the same main file", "Close that program and move its file away.";
     /// WAL mode does not work on this file system.
     FileSystem, "refused_filesystem", "is on a file system on which shared locks or shared memory do not work", "Move the home to a local disk.";
+    /// Somebody has the database open, and the work needs it alone.
+    Held, "refused_held", "is in use", "Stop what is named and try again. Processes of Statehouse let go of it for the time by themselves with `--drain 10`; `--dry-run` only says what would be done.";
+    /// Somebody may have the database open, and it could not be found out.
+    HeldUnknown, "refused_unknown", "may be in use by a process that could not be looked at", "Run `sudo statehouse holders` with this path, which can look at every process.";
     /// A process goes on writing into files that were unlinked or replaced.
     HeldRetired, "refused_held_retired", "is still held by a process that uses deleted or replaced files of it", "Run `statehouse holders` to see which process, and keep it running until its deleted log is copied.";
     /// A process uses the database and has lost its locks.
@@ -271,6 +275,14 @@ impl Error {
             Error::Aborted(_) => "aborted",
             Error::Io { .. } => "io",
             Error::Sqlite(_) => "sqlite",
+        }
+    }
+
+    /// The same after so long a wait.
+    pub(crate) fn after(self, waited: Duration) -> Error {
+        match self {
+            Error::Busy { holder, .. } => Error::Busy { waited, holder },
+            other => other,
         }
     }
 

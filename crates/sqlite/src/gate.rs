@@ -18,6 +18,8 @@ enum Phase {
     Open,
     /// The handle has seen its generation retire, or its connection fail; nothing is read or written.
     Fenced(Error),
+    /// The handle has closed everything for somebody who does structural work, and comes back by itself.
+    Parked(Error),
     Closed,
 }
 
@@ -44,7 +46,7 @@ impl Gate {
             let state = self.lock();
             match &state.phase {
                 Phase::Open => state.record.clone(),
-                Phase::Fenced(why) => return Err(why.again()),
+                Phase::Fenced(why) | Phase::Parked(why) => return Err(why.again()),
                 Phase::Closed => return Err(Error::Closed),
             }
         };
@@ -57,7 +59,7 @@ impl Gate {
         }
     }
 
-    /// As [`Gate::check`], but waits while the handle is fenced.
+    /// As [`Gate::check`], but waits while the handle is fenced or parked.
     pub(crate) fn wait(&self, patience: Duration) -> Result<Record> {
         let begun = Instant::now();
         loop {
@@ -66,7 +68,7 @@ impl Gate {
                 Ok(record) => return Ok(record),
                 Err(why) => {
                     let state = self.lock();
-                    if !matches!(state.phase, Phase::Fenced(_)) {
+                    if !matches!(state.phase, Phase::Fenced(_) | Phase::Parked(_)) {
                         continue;
                     }
                     if let Phase::Fenced(why) = &state.phase
@@ -75,7 +77,8 @@ impl Gate {
                         // It does not pass with time.
                         return Err(why.again());
                     }
-                    let Some(left) = patience.checked_sub(begun.elapsed()) else { return Err(why) };
+                    let waited = begun.elapsed();
+                    let Some(left) = patience.checked_sub(waited) else { return Err(why.after(waited)) };
                     drop(self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner));
                 }
             }
@@ -91,10 +94,10 @@ impl Gate {
         matches!(self.lock().phase, Phase::Fenced(_))
     }
 
-    /// Why the handle is fenced, if it is.
+    /// Why the handle is fenced or parked, if it is.
     pub(crate) fn cause(&self) -> Option<Error> {
         match &self.lock().phase {
-            Phase::Fenced(why) => Some(why.again()),
+            Phase::Fenced(why) | Phase::Parked(why) => Some(why.again()),
             Phase::Open | Phase::Closed => None,
         }
     }
@@ -107,10 +110,21 @@ impl Gate {
             Phase::Fenced(_) if why.needs_a_person() => {
                 state.phase = Phase::Fenced(why);
             }
-            Phase::Fenced(_) | Phase::Closed => {}
+            Phase::Fenced(_) | Phase::Parked(_) | Phase::Closed => {}
         }
         drop(state);
         self.changed.notify_all();
+    }
+
+    /// Lets nobody in for the sake of structural work, or says once more why not. False if the handle is cut off meanwhile or
+    /// closed.
+    pub(crate) fn park(&self, why: Error) -> bool {
+        let mut state = self.lock();
+        let may = matches!(state.phase, Phase::Open | Phase::Parked(_));
+        if may {
+            state.phase = Phase::Parked(why);
+        }
+        may
     }
 
     /// Lets the handle go on in a new generation.

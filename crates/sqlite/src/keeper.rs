@@ -19,7 +19,7 @@ const RESTART_FRAMES: i64 = 600;
 pub(crate) fn run(shared: &Shared) {
     while shared.signals.wait() {
         // The writer registers anew when somebody has removed the record: without one this process looks like a stranger.
-        if shared.gate.check().is_err() || !members::are_recorded(&shared.family) {
+        if shared.entry.drain_wanted() || shared.gate.check().is_err() || !members::are_recorded(&shared.family) {
             shared.queue.rouse();
         } else if shared.signals.backlog() >= CHECKPOINT_FRAMES {
             // A checkpoint that does not succeed is tried again at the next tick; nothing depends on this one.

@@ -31,6 +31,7 @@ pub mod members;
 pub mod ofd;
 mod opening;
 mod options;
+mod park;
 mod prepare;
 pub mod process;
 mod proof;

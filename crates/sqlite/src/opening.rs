@@ -2,6 +2,7 @@
 
 use rusqlite::Connection;
 
+use crate::admission::Entry;
 use crate::connect;
 use crate::error::{Error, Failure, Reason, Result};
 use crate::family::Family;
@@ -10,11 +11,12 @@ use crate::generation::Record;
 use crate::members::{self, Registration};
 use crate::options::{Event, Options, Schema};
 use crate::prepare::{self, Prepared};
+use crate::secure::Inspected;
 use crate::turnstile::Turnstile;
 use crate::{captures, doubt, putback, recovery, side};
 
 /// How often an open is begun anew because the main file was replaced, or a generation retired, meanwhile.
-const TRIES: usize = 20;
+const TRIES: usize = 21;
 
 /// How long one who found a generation that retired just then waits before it begins anew.
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
@@ -30,8 +32,31 @@ pub(crate) struct Opened {
     pub(crate) member: Registration,
 }
 
-/// Opens for a process that has nothing of this database open.
-pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
+/// Opens for a process that has nothing of this database open. Before anything else it goes through the gate, where it waits
+/// while somebody does structural work.
+pub(crate) fn open(family: &Family, options: &Options) -> Result<(Entry, Opened)> {
+    let mut entry = Entry::find(family, options.patience)?;
+    let opened = open_with(family, options, &mut |place| {
+        // Only when everything was prepared is there a directory for it.
+        let make = entry.is_none();
+        if make {
+            entry = Some(Entry::make(place, options.patience)?);
+        }
+        Ok(make)
+    })?;
+    match entry {
+        Some(entry) => Ok((entry, opened)),
+        None => Err(Error::refused(Reason::Changed, family.side_directory(), "it was removed while it was used")),
+    }
+}
+
+/// As [`open`], for one who has its place among the members.
+pub(crate) fn open_as_member(family: &Family, options: &Options) -> Result<Opened> {
+    open_with(family, options, &mut |_| Ok(false))
+}
+
+/// As [`open`]; `enter` takes a place among the members if there is none yet. After that everything is looked at again.
+fn open_with(family: &Family, options: &Options, enter: &mut dyn FnMut(&Inspected) -> Result<bool>) -> Result<Opened> {
     if captures::main_is_missing(family)? {
         bring_back(family, options)?;
     }
@@ -55,6 +80,9 @@ pub(crate) fn open(family: &Family, options: &Options) -> Result<Opened> {
             }
             prepared => prepared?,
         };
+        if enter(&prepared.inspected)? {
+            continue;
+        }
         if putback::unsettled(family) {
             let _lock = recovery::exclusive(family, options.patience)?;
             putback::settle(family)?;

@@ -72,6 +72,13 @@ pub enum Event {
         /// The error, as text.
         cause: String,
     },
+    /// The handle has closed everything, because somebody was admitted to do structural work and asked for it.
+    Parked {
+        /// Who, and what for, as a person would say it.
+        by: String,
+    },
+    /// The handle goes on after it was parked.
+    Resumed,
     /// The handle was closed before what only this process had of removed files could be kept: it is gone now, but for a copy
     /// of the log where one could be left for a person.
     Lost {

@@ -98,6 +98,16 @@ impl Readers {
         true
     }
 
+    /// Lets nobody in, and closes what is idle; true if nobody reads any more. Disturbs nobody who does.
+    pub(crate) fn hold_back(&self, limit: Duration) -> bool {
+        let mut pool = self.lock();
+        pool.shut = true;
+        pool.idle.clear();
+        let wait = self.changed.wait_timeout_while(pool, limit, |pool| !pool.out.is_empty());
+        let pool = wait.unwrap_or_else(PoisonError::into_inner).0;
+        pool.out.is_empty()
+    }
+
     /// Lets readers in again.
     pub(crate) fn admit(&self) {
         self.lock().shut = false;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
+use crate::admission::Entry;
 use crate::busy;
 use crate::error::Error;
 use crate::family::Family;
@@ -21,6 +22,8 @@ pub(crate) const RETRY: Duration = Duration::from_millis(250);
 pub(crate) struct Shared {
     pub(crate) family: Family,
     pub(crate) options: Options,
+    /// The place among those who have the database open.
+    pub(crate) entry: Entry,
     pub(crate) gate: Gate,
     pub(crate) queue: Queue,
     pub(crate) signals: Arc<Signals>,

@@ -19,7 +19,7 @@ use crate::retired::Kept;
 use crate::shared::{RETRY, Shared};
 use crate::turnstile::Turnstile;
 use crate::writer;
-use crate::{captures, destroyed, doubt, proof, putback, recovery, retired, secure, side};
+use crate::{captures, destroyed, doubt, park, proof, putback, recovery, retired, secure, side};
 
 /// How long a recovery waits for the reads of its own process at a time. It holds a lock meanwhile that others want.
 const READS_END: Duration = Duration::from_millis(600);
@@ -42,19 +42,23 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
     let mut held = Held::new(shared, opened);
     while shared.queue.next() {
-        if !shared.gate.fenced() {
+        let goes_on = if shared.gate.fenced() {
+            if let Some(why) = shared.gate.cause() {
+                shared.options.tell(&Event::Fenced { cause: why.to_string() });
+            }
+            held.fenced_since = Instant::now();
+            reopen(shared, &mut held)
+        } else if shared.entry.drain_wanted() {
+            park::park(shared, &mut held)
+        } else {
             // It costs others time when this process is not known, and nothing else.
             let _ = held.register_again(shared);
             if let Err(e) = turn(shared, &turnstile, &held) {
                 shared.gate.fence(e);
             }
             continue;
-        }
-        if let Some(why) = shared.gate.cause() {
-            shared.options.tell(&Event::Fenced { cause: why.to_string() });
-        }
-        held.fenced_since = Instant::now();
-        if !reopen(shared, &mut held) {
+        };
+        if !goes_on {
             break;
         }
         // Its files may have been removed as well, and others would take turns at new ones. The old ones serve as well.
@@ -62,7 +66,9 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
             turnstile = again;
         }
     }
-    rescue(shared, &mut held);
+    if !held.parked {
+        rescue(shared, &mut held);
+    }
     drop(held);
     shared.queue.abandon();
 }
@@ -114,7 +120,13 @@ fn last_resort(shared: &Shared, held: &mut Held, why: Error) {
 fn reopen(shared: &Shared, held: &mut Held) -> bool {
     let mut told = None;
     loop {
-        match recover(shared, held) {
+        let recovered = recover(shared, held);
+        if recovered.is_err() {
+            // One that is cut off never keeps anybody from structural work; only while it recovers it must be alone with others
+            // like it.
+            let _ = shared.entry.leave();
+        }
+        match recovered {
             Ok(()) => {
                 shared.options.tell(&Event::Reopened);
                 shared.queue.rouse();
@@ -162,7 +174,7 @@ fn turn(shared: &Shared, turnstile: &Turnstile, held: &Held) -> Result<()> {
 }
 
 /// What the writer's thread has open.
-struct Held {
+pub(crate) struct Held {
     connection: Option<Committer>,
     record: Record,
     captured: bool,
@@ -176,11 +188,13 @@ struct Held {
     kept: Option<Kept>,
     /// What was destroyed in place was kept and marked.
     marked: bool,
+    /// Everything is closed for the sake of structural work.
+    parked: bool,
     member: Registration,
 }
 
 impl Held {
-    fn new(shared: &Shared, opened: Opened) -> Held {
+    pub(crate) fn new(shared: &Shared, opened: Opened) -> Held {
         let Opened { mut connection, record, member } = opened;
         let signals = shared.signals.clone();
         // Without the hook the log would only be bounded by other processes' checkpoints; it cannot fail to be set.
@@ -196,8 +210,28 @@ impl Held {
             unflushed: false,
             kept: None,
             marked: false,
+            parked: false,
             member,
         }
+    }
+
+    /// The generation in use, or the last one that was.
+    pub(crate) fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// True if the log holds something that no flush has confirmed.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.unflushed || self.connection.as_ref().is_some_and(Committer::owes)
+    }
+
+    /// Closes everything while nobody reads, for the sake of structural work. The record says so to everybody.
+    pub(crate) fn park(&mut self, shared: &Shared) {
+        *shared.checkpointer.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.connection = None;
+        self.parked = true;
+        // Without its record others take longer to see it, and nothing else.
+        let _ = self.member.set_parked(true);
     }
 
     /// Nothing is lost any more when this process ends.
@@ -232,6 +266,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     }
     // Openers wait for one that they know to be ours.
     held.register_again(shared)?;
+    shared.entry.again(family, RETRY)?;
     let patience = if shared.queue.stopping() { RETRY } else { shared.options.patience };
     let _lock = recovery::exclusive(family, patience)?;
     // Not before the lock is held: an opener that finds nobody unfenced on a retired generation goes on.

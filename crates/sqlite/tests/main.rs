@@ -7,6 +7,7 @@
     reason = "a test builds its situation by ordinary means and stops at the first surprise"
 )]
 
+mod admission;
 mod anchor;
 mod corners;
 mod generations;

@@ -63,6 +63,8 @@ fn log(event: &Event) {
                  {transactions} transactions may be lost: {cause}"
             );
         }
+        Event::Parked { by } => tracing::info!("the store was let go of for {by}; what is asked for meanwhile waits"),
+        Event::Resumed => tracing::info!("the store is in use again"),
         Event::NotReopened { cause } => tracing::warn!("the store cannot be opened again yet: {cause}"),
     }
 }

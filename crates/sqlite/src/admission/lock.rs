@@ -145,8 +145,14 @@ impl AdmissionLock {
     }
 
     /// Asks anchors to step aside, for as long as this lock is held.
+    #[expect(dead_code, reason = "the anchor is going to")]
     pub(crate) fn send_anchors_aside(&self) -> Result<()> {
         self.take(Kind::Read, ANCHORS).map(drop)
+    }
+
+    /// Takes the file away. Whoever has it open notices that it is not named any more.
+    pub(crate) fn remove(&self) {
+        let _ = std::fs::remove_file(&self.path);
     }
 
     /// True while somebody wants members to park.
@@ -155,6 +161,7 @@ impl AdmissionLock {
     }
 
     /// True while somebody wants anchors to step aside.
+    #[expect(dead_code, reason = "the anchor is going to")]
     pub(crate) fn anchors_unwanted(&self) -> bool {
         self.held(ANCHORS)
     }

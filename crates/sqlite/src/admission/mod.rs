@@ -1,4 +1,383 @@
 //! Who may do structural work on a database, and the proof.
+//!
+//! Structural work (VACUUM, a truncating checkpoint, a change of the journal mode, a repair) needs a database that nobody else
+//! has open. [`Admission`] is the proof, and such work takes it as an argument. It is made of kernel locks alone, so it ends
+//! with its process in whatever way that ends:
+//!
+//! * the gate of `admission.lock` is shut: processes of ours that want to open the database wait there and are told for what;
+//! * its members' byte is held exclusively: no process of ours has files of the database open. Those that live long let go of
+//!   them when they are asked to (a *drain*), and come back by themselves when the lock that asks is gone;
+//! * SQLite's pending byte is held, so that no stranger can open the database meanwhile;
+//! * all processes were looked at twice, before and after that, and nobody but this one uses the database.
+//!
+//! Whatever refuses an admission before the gate is shut has changed nothing on disk.
 
-#[expect(dead_code, reason = "what takes these locks is being built")]
 pub(crate) mod lock;
+mod members;
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+use rustix::fs::{Mode, OFlags};
+
+use crate::connect;
+use crate::error::{Error, Reason, Result};
+use crate::family::{Family, Identity, Member, Status};
+use crate::headers::{self, Headers};
+use crate::holders::{self, Holder, Report, Verdict};
+use crate::members::{self as records, Record};
+use crate::ofd::{self, Kind, PENDING};
+use crate::process::ProcessId;
+use crate::secure::{self, Inspected, Purpose};
+use crate::{destroyed, doubt, recovery, side};
+
+use lock::{AdmissionLock, Doing};
+pub(crate) use members::Entry;
+
+/// How long anchors are waited for, which look ten times a second, and processes that are about to end.
+const ASIDE: Duration = Duration::from_secs(3);
+/// How often it is looked whether everybody has let go.
+const AGAIN: Duration = Duration::from_millis(5);
+/// How often somebody is told who is still waited for.
+const TELL: Duration = Duration::from_secs(1);
+/// The role under which an anchor registers.
+pub const ANCHOR: &str = "anchor";
+
+/// What somebody wants who asks for admission.
+pub struct Wanted<'a> {
+    /// What is going to be done ("vacuum"), as others are told who wait for it.
+    pub what: &'a str,
+    /// Ask processes of ours to park, and wait at most so long for them. Without it they are a reason to refuse.
+    pub drain: Option<Duration>,
+    /// Go on beside holders and beside what could not be found out. Never beside a process that uses a retired generation or
+    /// that has lost its locks.
+    pub force: bool,
+    /// How long to wait for another who is admitted, and for locks.
+    pub patience: Duration,
+    /// Is told, for people, what is waited for and what was overridden.
+    pub tell: &'a dyn Fn(&str),
+}
+
+/// The proof that structural work may be done. Dropping it lets everybody go on.
+pub struct Admission {
+    // In the order in which they must go: the connection, what keeps strangers out, what keeps our own out.
+    connection: Connection,
+    pending: Pending,
+    _lock: Shut,
+    family: Family,
+    overridden: Vec<String>,
+}
+
+/// What would be answered to somebody who asked for admission now.
+#[derive(Debug)]
+pub struct Forecast {
+    /// Who uses the database.
+    pub report: Report,
+    /// Why it would be refused, without a drain and without force.
+    pub refused: Option<Error>,
+}
+
+/// What an admission would be refused for now. Touches nothing.
+///
+/// # Errors
+/// When the database or the processes cannot be looked at.
+pub fn forecast(family: &Family) -> Result<Forecast> {
+    let report = holders::scan(family)?;
+    let refused = refuse_files(family).err().or_else(|| refuse_holders(family, &report, Ours::Refuse, false).err());
+    Ok(Forecast { report, refused })
+}
+
+impl Admission {
+    /// Asks for it, and waits as long as is wanted.
+    ///
+    /// # Errors
+    /// A refusal that names everybody who is in the way ([`Reason::Held`], [`Reason::HeldUnknown`], [`Reason::HeldRetired`],
+    /// [`Reason::HeldNaked`]) or says what is wrong with the files; [`Error::Busy`] while somebody else is admitted.
+    pub fn obtain(family: &Family, wanted: &Wanted<'_>) -> Result<Admission> {
+        crate::locks::protect()?;
+        let inspected = refuse_files(family)?;
+        let ours = if wanted.drain.is_some() { Ours::WillPark } else { Ours::Refuse };
+        let mut overridden = refuse_holders(family, &holders::scan(family)?, ours, wanted.force)?;
+        tell_overridden(wanted, &overridden);
+
+        let lock = Shut::make(&inspected, wanted)?;
+        if wanted.drain.is_some() {
+            lock.lock.drain()?;
+        }
+        for left in lock.wait_for_members(family, wanted)? {
+            // Only force comes here.
+            if !overridden.contains(&left) {
+                tell_overridden(wanted, std::slice::from_ref(&left));
+                overridden.push(left);
+            }
+        }
+
+        let identity = inspected.require_main()?.status.identity;
+        let pending = Pending::open(family, identity)?;
+        // Whoever recovers from removed files writes the main file anew; a database that never had such a one needs no wait.
+        let _recovery = recovery::was_taken(family).then(|| recovery::shared(family, wanted.patience)).transpose()?;
+        if doubt::raised(family) {
+            let why = "what a failed flush left in doubt must be settled first; open it once with its own program";
+            return Err(Error::refused(Reason::Changed, family.main(), why));
+        }
+        let connection = connect::structural(family, wanted.patience)?;
+        let admission = Admission { connection, pending, _lock: lock, family: family.clone(), overridden: Vec::new() };
+        admission.keep_strangers_out(wanted.patience)?;
+        if Status::of(&family.main()).ok().flatten().map(|s| s.identity) != Some(identity) {
+            return Err(Error::refused(Reason::Changed, family.main(), "another file took its place"));
+        }
+        let ours = if wanted.force { Ours::Refuse } else { Ours::MustBeGone };
+        for seen in refuse_holders(family, &holders::scan(family)?, ours, wanted.force)? {
+            if !overridden.contains(&seen) {
+                tell_overridden(wanted, std::slice::from_ref(&seen));
+                overridden.push(seen);
+            }
+        }
+        Ok(Admission { overridden, ..admission })
+    }
+
+    /// The connection for the work. Its settings are those of every connection of ours, but for what a database in rollback
+    /// mode needs.
+    pub fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// The names of the database's files.
+    pub fn family(&self) -> &Family {
+        &self.family
+    }
+
+    /// What force overrode, each as a person would say it.
+    pub fn overridden(&self) -> &[String] {
+        &self.overridden
+    }
+
+    /// Lets go of what keeps strangers from opening while `work` runs, for work that takes SQLite's exclusive lock itself.
+    /// A stranger who comes in between makes that lock fail, and nothing else.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub fn alone<T>(&self, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+        self.pending.release()?;
+        let done = work(&self.connection);
+        // What follows is protected again where SQLite's mode allows it; the work itself is done or not.
+        let _ = self.keep_strangers_out(Duration::ZERO);
+        done
+    }
+
+    /// In WAL mode our connection has its shared lock by now, and whoever wants one needs the pending byte first. In rollback
+    /// mode there is no lasting shared lock, so the exclusive lock is taken and kept.
+    fn keep_strangers_out(&self, patience: Duration) -> Result<()> {
+        let mode: String = self.connection.pragma_query_value(None, "journal_mode", |r| r.get(0))?;
+        if mode == "wal" {
+            return self.pending.take(patience);
+        }
+        self.connection.execute_batch("PRAGMA locking_mode=EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT")?;
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Admission {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Admission").field("family", &self.family).finish_non_exhaustive()
+    }
+}
+
+/// What is refused for the files' own sake.
+fn refuse_files(family: &Family) -> Result<Inspected> {
+    destroyed::refuse(family)?;
+    let inspected = secure::inspect(family, Purpose::Own)?;
+    let main = inspected.require_main()?.status.identity;
+    if crate::locks::in_use(main.device, main.inode) {
+        let why = "this very process has it open; close that handle first";
+        return Err(Error::refused(Reason::Held, family.main(), why));
+    }
+    match headers::check(&inspected)? {
+        Headers::Database { .. } | Headers::InUse => {}
+        Headers::New => return Err(Error::refused(Reason::NoStore, family.main(), "it holds nothing yet")),
+    }
+    if inspected
+        .get(Member::Journal)
+        .is_some_and(|j| j.status.size > 0 && headers::first_byte(j).is_ok_and(|b| b.unwrap_or(0) != 0))
+    {
+        return Err(Error::refused(Reason::HotJournal, family.path(Member::Journal), ""));
+    }
+    Ok(inspected)
+}
+
+/// What processes of ours mean for an admission.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ours {
+    /// They are in the way, but for anchors, which step aside.
+    Refuse,
+    /// They were not asked yet.
+    WillPark,
+    /// They were asked, and none may be left.
+    MustBeGone,
+}
+
+/// Refuses for what was seen. Gives back what force overrides.
+fn refuse_holders(family: &Family, report: &Report, ours: Ours, force: bool) -> Result<Vec<String>> {
+    let others = || report.holders.iter().filter(|h| !h.is_self && !h.fenced);
+    let all = |which: fn(&Holder) -> bool| -> Vec<String> { others().filter(|h| which(h)).map(name).collect() };
+    for (reason, wrong) in [(Reason::HeldRetired, all(|h| h.ghost)), (Reason::HeldNaked, all(|h| h.naked))] {
+        if !wrong.is_empty() {
+            return Err(Error::refused(reason, family.main(), wrong.join("; ")));
+        }
+    }
+    let in_the_way: Vec<String> = others()
+        .filter(|h| match (h.role.as_deref(), ours) {
+            (None, _) | (Some(_), Ours::MustBeGone) => true,
+            (Some(ANCHOR), _) => false,
+            (Some(_), Ours::Refuse) => true,
+            (Some(_), Ours::WillPark) => false,
+        })
+        .map(name)
+        .collect();
+    if !in_the_way.is_empty() && !force {
+        return Err(Error::refused(Reason::Held, family.main(), in_the_way.join("; ")));
+    }
+    let mut overridden = in_the_way;
+    if report.verdict == Verdict::Unknown {
+        if !force {
+            return Err(Error::refused(Reason::HeldUnknown, family.main(), report.limits.join("; ")));
+        }
+        overridden.extend(report.limits.iter().cloned());
+    }
+    Ok(overridden)
+}
+
+/// A holder as a person would name it, with what stops it.
+fn name(holder: &Holder) -> String {
+    let what = holder.role.clone().or_else(|| holder.command.first().cloned()).unwrap_or_else(|| "?".to_owned());
+    match holder.pid {
+        Some(pid) => format!("PID {pid} ({what}; to stop it: {})", holder.stop),
+        None => format!("a process that is not visible here ({what}; {})", holder.stop),
+    }
+}
+
+fn tell_overridden(wanted: &Wanted<'_>, overridden: &[String]) {
+    for what in overridden {
+        (wanted.tell)(&format!("going on in spite of {what}"));
+    }
+}
+
+/// A record as a person would name it.
+fn name_record(record: &Record) -> String {
+    let place = if record.is_local() { "" } else { " in another container or on another machine" };
+    format!("PID {} ({}{place})", record.process.pid, record.role)
+}
+
+/// The lock file with the gate shut. A side directory that was made for it goes with it.
+struct Shut {
+    lock: AdmissionLock,
+    made: Option<PathBuf>,
+}
+
+impl Shut {
+    fn make(inspected: &Inspected, wanted: &Wanted<'_>) -> Result<Shut> {
+        let directory = inspected.family().side_directory();
+        let made = side::open(&directory)?.is_none().then_some(directory);
+        let process = ProcessId::own().map_err(|e| Error::io("look at", "/proc/self/stat".as_ref(), e))?;
+        let doing = Doing { what: wanted.what.to_owned(), process };
+        let begun = Instant::now();
+        loop {
+            let lock = AdmissionLock::make(inspected)?;
+            lock.shut(&doing, wanted.patience.saturating_sub(begun.elapsed()))?;
+            // Whoever was admitted before may just have taken the file away.
+            if lock.is_named() {
+                return Ok(Shut { lock, made });
+            }
+        }
+    }
+
+    /// Until no process of ours has files of the database open. Gives back who was left, for whom force goes on.
+    fn wait_for_members(&self, family: &Family, wanted: &Wanted<'_>) -> Result<Vec<String>> {
+        let begun = Instant::now();
+        let limit = wanted.drain.unwrap_or(ASIDE);
+        let mut told: Option<Instant> = None;
+        loop {
+            if self.lock.take_all()? {
+                return Ok(Vec::new());
+            }
+            let left: Vec<Record> = records::list(family)?.into_iter().filter(|r| !r.parked && !r.fenced).collect();
+            let others = left.iter().any(|r| r.role != ANCHOR);
+            if begun.elapsed() >= limit || (wanted.drain.is_none() && others) {
+                // One that has just ended or parked has taken its record along and its lock not yet.
+                if left.is_empty() && begun.elapsed() < limit.max(ASIDE) {
+                    std::thread::sleep(AGAIN);
+                    continue;
+                }
+                let names: Vec<String> = left.iter().map(name_record).collect();
+                if wanted.force {
+                    return Ok(names);
+                }
+                let names =
+                    if names.is_empty() { "a process of ours that has no record".to_owned() } else { names.join("; ") };
+                let detail = match wanted.drain {
+                    Some(drain) => format!("{names}: did not let go of it within {} s", drain.as_secs_f64()),
+                    None => names,
+                };
+                return Err(Error::refused(Reason::Held, family.main(), detail));
+            }
+            if begun.elapsed() >= TELL && told.is_none_or(|t| t.elapsed() >= TELL) {
+                told = Some(Instant::now());
+                let names: Vec<String> = left.iter().map(name_record).collect();
+                (wanted.tell)(&format!("waiting for {} to let go of the database", names.join(", ")));
+            }
+            std::thread::sleep(AGAIN);
+        }
+    }
+}
+
+impl Drop for Shut {
+    fn drop(&mut self) {
+        let Some(directory) = &self.made else { return };
+        // Only what is empty but for the lock file goes; members and whatever else was put there meanwhile keep it.
+        if std::fs::read_dir(directory).is_ok_and(|entries| entries.count() == 1)
+            && self.lock.take_all().unwrap_or(false)
+        {
+            self.lock.remove();
+            let _ = std::fs::remove_dir(directory);
+        }
+    }
+}
+
+/// The main file by a description that belongs to no connection, for the pending byte.
+struct Pending {
+    file: OwnedFd,
+    path: PathBuf,
+}
+
+impl Pending {
+    /// To be called before the connection is opened: nothing opens a file of the family by ordinary means after that.
+    fn open(family: &Family, identity: Identity) -> Result<Pending> {
+        let path = family.main();
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| Error::io("open", &path, e))?;
+        let status = rustix::fs::fstat(&file).map_err(|e| Error::io("look at", &path, e))?;
+        if (status.st_dev, status.st_ino) != (identity.device, identity.inode) {
+            return Err(Error::refused(Reason::Changed, path, "another file took its place"));
+        }
+        Ok(Pending { file, path })
+    }
+
+    fn take(&self, patience: Duration) -> Result<()> {
+        let begun = Instant::now();
+        let io = |e| Error::io("lock", &self.path, e);
+        while !ofd::try_lock(&self.file, Kind::Write, PENDING).map_err(io)? {
+            if begun.elapsed() >= patience {
+                let owner = ofd::conflict(&self.file, Kind::Write, PENDING).map_err(io)?.and_then(|c| c.pid);
+                return Err(Error::Busy { waited: begun.elapsed(), holder: owner.map(|pid| format!("PID {pid}")) });
+            }
+            std::thread::sleep(AGAIN);
+        }
+        Ok(())
+    }
+
+    fn release(&self) -> Result<()> {
+        ofd::unlock(&self.file, PENDING).map_err(|e| Error::io("unlock", &self.path, e))
+    }
+}

@@ -18,8 +18,10 @@ use crate::process::{Powers, ProcessId, Stat};
 const LOOKS: usize = 5;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(25);
 
-/// How often the whole machine is looked at again because processes came or went in between.
-const SCANS: usize = 3;
+/// How often the whole machine is looked at again because something is not explained. Between the look at the descriptors and
+/// the one at the table of locks busy writers have taken and released others, and the kernel hands the table out a page at a
+/// time; only what is unexplained each time is.
+const SCANS: usize = 8;
 
 /// A process that may not be looked at.
 struct Opaque {
@@ -86,15 +88,16 @@ pub(super) fn mapping_index(family: &Family) -> Result<Vec<i32>> {
 pub(super) fn scan(family: &Family) -> Result<Report> {
     let mut walker = Walker::new()?;
     let mut picture = picture_with_locks(&mut walker, family)?;
+    let mut unexplained = Unexplained { unowned: picture.unowned(), owners: picture.unseen_owners() };
     for _ in 1..SCANS {
-        if picture.consistent() {
+        if picture.explains(&unexplained) {
             break;
         }
         std::thread::sleep(BETWEEN_LOOKS);
         picture = picture_with_locks(&mut walker, family)?;
+        unexplained.keep(&picture);
     }
     let about = About::read(family);
-    let unexplained = Unexplained { unowned: picture.unowned(), owners: picture.unseen_owners() };
     let mut holders = Vec::new();
     for facts in std::mem::take(&mut picture.holders) {
         let id = facts.process;
@@ -152,10 +155,25 @@ impl Picture {
         pids
     }
 
-    /// True if every lock is explained by what was seen, or by processes that cannot be seen.
-    fn consistent(&self) -> bool {
-        let opaque = |pid: i32| self.opaque.iter().any(|o| o.pid == pid) || !self.pids.contains(&pid);
-        self.unowned().is_empty() && self.unseen_owners().into_iter().all(opaque)
+    /// True if all locks are explained by what was seen, or by processes that cannot be seen.
+    fn explains(&self, unexplained: &Unexplained) -> bool {
+        let opaque = |pid: &i32| self.opaque.iter().any(|o| o.pid == *pid) || !self.pids.contains(pid);
+        unexplained.unowned.is_empty() && unexplained.owners.iter().all(opaque)
+    }
+}
+
+impl Unexplained {
+    /// Keeps only what another look could not explain either.
+    fn keep(&mut self, picture: &Picture) {
+        let mut again = picture.unowned();
+        self.unowned.retain(|(_, id, lock)| {
+            let same = |(_, i, l): &(Member, FileId, Lock)| {
+                (*i, l.write, l.start, l.end) == (*id, lock.write, lock.start, lock.end)
+            };
+            again.iter().position(same).map(|at| again.swap_remove(at)).is_some()
+        });
+        let owners = picture.unseen_owners();
+        self.owners.retain(|pid| owners.contains(pid));
     }
 }
 
