@@ -117,6 +117,8 @@ fn change(admission: &Admission, to: Journal, watch: Watch<'_>) -> Result<String
     }
     watch(Step::Copying);
     let answered = admission.alone(|connection| {
+        // A database that enters WAL mode in exclusive mode has its index in the memory of one process, for ever.
+        connection.execute_batch("PRAGMA locking_mode = NORMAL; SELECT count(*) FROM sqlite_schema")?;
         if to == Journal::Rollback {
             connection.file_control(None::<&str>, FileControl::PersistWal(&mut 0))?;
         }

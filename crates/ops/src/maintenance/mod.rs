@@ -24,10 +24,11 @@ use serde::Serialize;
 use statehouse_sessions::sqlite::APPLICATION_ID;
 use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
-use statehouse_sqlite::{Family, Member, Status, destroyed};
+use statehouse_sqlite::{Family, Member, Reason, Status, destroyed};
 
-pub use crate::standin::{Admission, Forecast, Wanted, forecast};
+pub use statehouse_sqlite::admission::{Admission, Forecast, Wanted, forecast};
 pub use error::{Error, Result};
+pub use room::{Room, Temporary};
 
 /// A database as it looks from outside.
 #[derive(Debug)]
@@ -91,12 +92,7 @@ pub fn look(path: &Path) -> Result<Look> {
         Headers::Database { header, .. } => header,
         Headers::New | Headers::InUse => {
             let detail = format!("its header cannot be read ({} bytes)", main.status.size);
-            return Err(statehouse_sqlite::Error::refused(
-                statehouse_sqlite::Reason::NotDatabase,
-                family.main(),
-                detail,
-            )
-            .into());
+            return Err(statehouse_sqlite::Error::refused(Reason::NotDatabase, family.main(), detail).into());
         }
     };
     Ok(Look { inspected, header })
@@ -164,14 +160,13 @@ pub type Watch<'a> = &'a dyn Fn(Step);
 /// # Errors
 /// The refusal.
 pub fn refuse_first(forecast: &mut Forecast, wanted: &Wanted<'_>) -> Result<()> {
-    let drained = wanted.drain.is_some() && forecast.report.holders.iter().all(|h| h.role.is_some() || h.is_self);
-    let forced = wanted.force && !forecast.report.alarming();
+    let reason = forecast.refused.as_ref().and_then(statehouse_sqlite::Error::reason);
+    let ours = forecast.report.holders.iter().all(|h| h.role.is_some() || h.is_self);
+    let drained = wanted.drain.is_some() && reason == Some(Reason::Held) && ours;
+    let forced = wanted.force && matches!(reason, Some(Reason::Held | Reason::HeldUnknown));
     match forecast.refused.take() {
         Some(refused) if !drained && !forced => Err(refused.into()),
-        refused => {
-            forecast.refused = refused;
-            Ok(())
-        }
+        _ => Ok(()),
     }
 }
 
@@ -184,12 +179,6 @@ fn ms(begun: Instant) -> f64 {
 fn size(family: &Family, member: Member) -> Result<u64> {
     let path = family.path(member);
     Ok(Status::of(&path).map_err(|e| error::io("look at", &path, e))?.map_or(0, |s| s.size))
-}
-
-/// Runs `work` on the connection of the admission. A database in rollback mode can only be written by who has it alone.
-fn write<T>(admission: &Admission, work: impl FnOnce(&Connection) -> statehouse_sqlite::Result<T>) -> Result<T> {
-    let mode: String = admission.connection().pragma_query_value(None, "journal_mode", |r| r.get(0))?;
-    Ok(if mode == "wal" { work(admission.connection())? } else { admission.alone(work)? })
 }
 
 /// Quotes a name for SQL.

@@ -9,13 +9,13 @@ use std::time::Instant;
 
 use rusqlite::Connection;
 use serde::Serialize;
-use statehouse_sqlite::{Error as DatabaseError, Failure, Member};
+use statehouse_sqlite::Member;
 
 use super::error::{Error, Result};
 use super::room::{Room, Temporary};
 use super::whole::{self, Rows};
 use super::{
-    Admission, Forecast, Look, Pages, Plan, Step, Wanted, Watch, checkpoint, ms, quoted, refuse_first, size, write,
+    Admission, Forecast, Look, Pages, Plan, Step, Wanted, Watch, checkpoint, ms, quoted, refuse_first, size,
 };
 
 /// How many rows of an index are looked at for its statistics.
@@ -97,20 +97,13 @@ pub fn optimize(admission: &Admission, watch: Watch<'_>) -> Result<Optimized> {
             None => {
                 let pages = Pages { page_size: 1, pages: bytes_of(connection, &name)?, free: 0 };
                 Room::find(family, pages, wal, 0, &Temporary::default())?;
-                let mut found = String::new();
-                let merged = write(admission, |c| merge(c, &name, &mut found));
-                match merged {
-                    Err(Error::Database(DatabaseError::Aborted(_))) if !found.is_empty() => {
-                        return Err(Error::Undone { found });
-                    }
-                    merged => merged?,
-                }
+                merge(connection, &name)?;
                 None
             }
         };
         search_indexes.push(SearchIndex { name, done: reason.is_none(), reason });
     }
-    let statistics = write(admission, statistics)?;
+    let statistics = statistics(connection)?;
     checkpoint::empty_the_log(admission, watch)?;
     Ok(Optimized {
         path: family.main().to_string_lossy().into_owned(),
@@ -184,27 +177,20 @@ fn bytes_of(connection: &Connection, name: &str) -> Result<u64> {
 }
 
 /// Merges an index in one transaction, and rolls it back if anything but its segments has other numbers of rows after it.
-fn merge(connection: &Connection, name: &str, found: &mut String) -> statehouse_sqlite::Result<()> {
+fn merge(connection: &Connection, name: &str) -> Result<()> {
     let segments = [format!("{name}_data"), format!("{name}_idx")];
     let count = || Rows::count(connection, |table| !segments.iter().any(|s| s == table));
     let work = || -> Result<()> {
         let before = count()?;
         let table = quoted(name);
         connection.execute_batch(&format!("INSERT INTO {table}({table}) VALUES('optimize')"))?;
-        *found = before.differences(&count()?);
-        if found.is_empty() { Ok(connection.execute_batch("COMMIT")?) } else { Err(Error::Undone { found: found.clone() }) }
+        let found = before.differences(&count()?);
+        if found.is_empty() { Ok(connection.execute_batch("COMMIT")?) } else { Err(Error::Undone { found }) }
     };
     connection.execute_batch("BEGIN IMMEDIATE")?;
-    match work() {
-        Ok(()) => Ok(()),
-        Err(e) => {
-            if !connection.is_autocommit() {
-                connection.execute_batch("ROLLBACK")?;
-            }
-            Err(match e {
-                Error::Database(e) => e,
-                e => Failure::abort(e).into(),
-            })
-        }
+    let done = work();
+    if done.is_err() && !connection.is_autocommit() {
+        connection.execute_batch("ROLLBACK")?;
     }
+    done
 }

@@ -18,7 +18,7 @@ use statehouse_sqlite::{Family, Member};
 use super::error::{Error, Result};
 use super::room::{Place, Room, Temporary};
 use super::whole::{self, Rows};
-use super::{Admission, Forecast, Look, Pages, Plan, Step, Wanted, Watch, checkpoint, ms, quoted, size, write};
+use super::{Admission, Forecast, Look, Pages, Plan, Step, Wanted, Watch, checkpoint, ms, quoted, size};
 
 /// From which gain on a rewrite is worth its cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -207,7 +207,7 @@ pub fn vacuum(admission: &Admission, how: &How<'_>) -> Result<Vacuumed> {
         (how.watch)(Step::Rewriting { bytes: room.copy_needs + room.log_needs });
         {
             let _place = room.copy_at.as_deref().map(|at| Place::set(connection, at)).transpose()?;
-            write(admission, |c| Ok(c.execute_batch("VACUUM")?))?;
+            connection.execute_batch("VACUUM")?;
         }
         (how.watch)(Step::Counting);
         let found = rows.differences(&Rows::count(connection, |_| true)?);
