@@ -226,8 +226,7 @@ fn open(family: &Family, keep: bool, patience: Duration) -> Result<Connection> {
     if keep {
         protect()?;
     }
-    let flags =
-        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NOFOLLOW | OpenFlags::SQLITE_OPEN_EXRESCODE;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NOFOLLOW | OpenFlags::SQLITE_OPEN_EXRESCODE;
     let connection = Connection::open_with_flags(family.main(), flags)?;
     if keep {
         connection.file_control(None::<&str>, FileControl::PersistWal(&mut 1))?;

@@ -26,9 +26,9 @@ use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
 use statehouse_sqlite::{Family, Member, Reason, Status, destroyed};
 
-pub use statehouse_sqlite::admission::{Admission, Forecast, Wanted, forecast};
 pub use error::{Error, Result};
 pub use room::{Room, Temporary};
+pub use statehouse_sqlite::admission::{Admission, Forecast, Wanted, forecast};
 
 /// A database as it looks from outside.
 #[derive(Debug)]

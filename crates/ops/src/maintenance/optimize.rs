@@ -14,9 +14,7 @@ use statehouse_sqlite::Member;
 use super::error::{Error, Result};
 use super::room::{Room, Temporary};
 use super::whole::{self, Rows};
-use super::{
-    Admission, Forecast, Look, Pages, Plan, Step, Wanted, Watch, checkpoint, ms, quoted, refuse_first, size,
-};
+use super::{Admission, Forecast, Look, Pages, Plan, Step, Wanted, Watch, checkpoint, ms, quoted, refuse_first, size};
 
 /// How many rows of an index are looked at for its statistics.
 const ANALYSIS_LIMIT: u32 = 1000;
@@ -154,8 +152,9 @@ fn unfit(connection: &Connection, name: &str, module: &str) -> Result<Option<Str
     if module != "fts5" {
         return Ok(Some(format!("only FTS5 indexes are merged, and this one is {module}")));
     }
-    // Preparing connects the module, which needs the tokenizer and reads the format of the index.
-    match connection.prepare(&format!("SELECT rowid FROM {} LIMIT 1", quoted(name))).and_then(|mut s| {
+    // A query of a word connects the module, reads the format of the index, and needs the tokenizer.
+    let table = quoted(name);
+    match connection.prepare(&format!("SELECT rowid FROM {table} WHERE {table} MATCH 'a' LIMIT 1")).and_then(|mut s| {
         let mut rows = s.query([])?;
         rows.next().map(drop)
     }) {

@@ -19,8 +19,8 @@ use statehouse_sqlite::secure::{self, Purpose};
 use statehouse_sqlite::{Family, files, side};
 
 use super::error::{Error, Result, io};
-use super::vacuum::{self, How, Vacuumed, Worth};
 use super::room::Temporary;
+use super::vacuum::{self, How, Vacuumed, Worth};
 use super::{Admission, Wanted, look};
 
 const FILE: &str = "maintenance.json";

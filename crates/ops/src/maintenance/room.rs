@@ -14,8 +14,8 @@ use rustix::fs::{CWD, Mode, OFlags};
 use serde::Serialize;
 use statehouse_sqlite::Family;
 
-use super::error::{Error, Result, io};
 use super::Pages;
+use super::error::{Error, Result, io};
 
 /// What the rewrite needs beyond the pages themselves: headers, the index of the log, directories.
 const MARGIN: u64 = 64 << 10;
@@ -60,13 +60,7 @@ impl Room {
     ///
     /// # Errors
     /// [`Error::NoRoom`] with the numbers of every place that was thought of.
-    pub(super) fn find(
-        family: &Family,
-        pages: Pages,
-        wal: bool,
-        returned: u64,
-        temporary: &Temporary,
-    ) -> Result<Room> {
+    pub(super) fn find(family: &Family, pages: Pages, wal: bool, returned: u64, temporary: &Temporary) -> Result<Room> {
         let copy_needs = pages.kept() * pages.page_size + MARGIN;
         let log_needs = MARGIN
             + match wal {
@@ -84,7 +78,8 @@ impl Room {
         for place in candidates {
             let Ok((there, on)) = free(place) else { continue };
             let same = on == device;
-            let fits = if same { free_here >= log_needs + copy_needs } else { there >= copy_needs && free_here >= log_needs };
+            let fits =
+                if same { free_here >= log_needs + copy_needs } else { there >= copy_needs && free_here >= log_needs };
             if fits {
                 room.copy_at = Some(place.clone());
                 return Ok(room);

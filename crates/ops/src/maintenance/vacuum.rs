@@ -231,18 +231,16 @@ pub fn written(family: &Family) -> u64 {
     let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") else { return log };
     // The copy has no name any more: SQLite unlinks it when it makes it.
     let copies = descriptors.flatten().filter(|d| {
-        std::fs::read_link(d.path()).is_ok_and(|target| {
-            target.file_name().is_some_and(|name| name.to_string_lossy().starts_with("etilqs_"))
-        })
+        std::fs::read_link(d.path())
+            .is_ok_and(|target| target.file_name().is_some_and(|name| name.to_string_lossy().starts_with("etilqs_")))
     });
     log + copies.filter_map(|d| std::fs::metadata(d.path()).ok()).map(|m| m.len()).sum::<u64>()
 }
 
 /// Refuses where a search index refers to rows by numbers that a rewrite does not keep.
 fn refuse_renumbering(connection: &Connection) -> Result<()> {
-    let mut statement = connection.prepare(
-        "SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND rootpage = 0 AND sql IS NOT NULL",
-    )?;
+    let mut statement = connection
+        .prepare("SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND rootpage = 0 AND sql IS NOT NULL")?;
     let indexes = statement.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get::<_, String>(1)?)))?;
     for index in indexes {
         let (index, sql) = index?;
@@ -356,8 +354,14 @@ mod tests {
         let found = |table: &str, by| Some((table.to_owned(), by));
         assert_eq!(external("CREATE VIRTUAL TABLE f USING fts5(t, content='docs')"), found("docs", true));
         assert_eq!(external("CREATE VIRTUAL TABLE f USING FTS5 ( t , content = \"d o,cs\" )"), found("d o,cs", true));
-        assert_eq!(external("create virtual table f using fts5(t, content=docs, content_rowid=id)"), found("docs", false));
-        assert_eq!(external("create virtual table f using fts5(t, content=docs, content_rowid='ROWID')"), found("docs", true));
+        assert_eq!(
+            external("create virtual table f using fts5(t, content=docs, content_rowid=id)"),
+            found("docs", false)
+        );
+        assert_eq!(
+            external("create virtual table f using fts5(t, content=docs, content_rowid='ROWID')"),
+            found("docs", true)
+        );
         assert_eq!(external("CREATE VIRTUAL TABLE f USING fts4(content=[docs], t)"), found("docs", true));
         assert_eq!(external("CREATE VIRTUAL TABLE f USING fts5(t, content='')"), None, "it keeps none at all");
         assert_eq!(external("CREATE VIRTUAL TABLE f USING fts5(content, tokenize='porter, content=x')"), None);

@@ -13,13 +13,19 @@ use crate::verify::is_of_search_index;
 /// Refuses a database whose structure is damaged. What SQLite says of search indexes is not about the structure: tokenizers
 /// differ between programs.
 pub(super) fn require(connection: &Connection, path: &Path) -> Result<()> {
+    let unsound = |found: String| Err(Error::Unsound { path: path.to_owned(), found });
     let found = match lines(connection, "PRAGMA quick_check(20)") {
+        // Some damage is met before the check could put it in words.
+        Err(e) if is_damage(&e) => return unsound(e.to_string()),
         // A search index with a tokenizer that this SQLite does not have keeps it from looking at anything; the tables one by
         // one can be looked at.
         Err(rusqlite::Error::SqliteFailure(e, _)) if e.code == rusqlite::ErrorCode::Unknown => {
             let mut found = Vec::new();
             for table in tables(connection)? {
-                found.extend(lines(connection, &format!("PRAGMA quick_check({})", quoted(&table)))?);
+                match lines(connection, &format!("PRAGMA quick_check({})", quoted(&table))) {
+                    Err(e) if is_damage(&e) => return unsound(format!("{table}: {e}")),
+                    lines => found.extend(lines?),
+                }
             }
             found
         }
@@ -29,7 +35,12 @@ pub(super) fn require(connection: &Connection, path: &Path) -> Result<()> {
     if found.is_empty() {
         return Ok(());
     }
-    Err(Error::Unsound { path: path.to_owned(), found: found.join("; ") })
+    unsound(found.join("; "))
+}
+
+fn is_damage(e: &rusqlite::Error) -> bool {
+    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+    matches!(e.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase))
 }
 
 fn lines(connection: &Connection, sql: &str) -> rusqlite::Result<Vec<String>> {

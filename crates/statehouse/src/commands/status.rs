@@ -62,8 +62,7 @@ fn text(d: &StatusDocument) -> String {
         };
         out.push_str(&escape_line(&format!(
             "warning: a vacuum is due since {since} and was put off {} times, because of {}",
-            maintenance.deferrals,
-            by
+            maintenance.deferrals, by
         )));
         out.push('\n');
     }

@@ -49,7 +49,9 @@ fn housekeep(context: &Context) -> Result<Housekept> {
     let kept = policy::housekeep(&context.home.store(), &policy, context.patience, &maintain::temporary(), &tell)?;
     match &kept {
         Housekept::NotDue { .. } => {}
-        Housekept::Done(v) => tracing::info!("the store was rewritten: {} bytes before, {} now", v.size_before, v.size_after),
+        Housekept::Done(v) => {
+            tracing::info!("the store was rewritten: {} bytes before, {} now", v.size_before, v.size_after)
+        }
         Housekept::Deferred { reason, deferrals, since, .. } => tracing::warn!(
             "a rewrite of the store is due and was put off, {deferrals} times since {since}: {}",
             escape_line(reason)
