@@ -1,8 +1,8 @@
 //! The captures of retired generations that lie beside a database, in `X.statehouse/retired/`.
 //!
 //! A capture is a directory that appears under its name when it is complete. It holds an image of the database
-//! (`main.captured`), a copy of the log (`wal.captured`), a manifest, and marks: `merged` when every row of it is in the live
-//! database, `unreadable` when only a person can use it, `succeeded` when another generation has begun since. One without
+//! (`main.captured`), a copy of the log (`wal.captured`), a manifest, and marks: `merged` when every row of it is in the
+//! main file, `unreadable` when only a person can use it, `succeeded` when another generation has begun since. One without
 //! an image holds a log alone, or has become a main file. Names begin with inode and birth of the log, so that several
 //! processes that had the same log find each other's captures.
 //!
@@ -17,7 +17,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Failure, Result};
 use crate::family::{Family, Status};
-use crate::flush::Committer;
+use crate::flush::{self, Committer};
 use crate::wal::ReadAt;
 use crate::{connect, files, image};
 
@@ -156,22 +156,28 @@ pub(crate) fn merge(
     merge: &dyn Fn(&Connection, &Connection) -> Result<u64, Failure>,
 ) -> Result<u64> {
     let mut rows = 0;
+    let mut merged = Vec::new();
     for place in unmerged(family) {
-        let mark = match one(&place.join(IMAGE), live, merge) {
+        match one(&place.join(IMAGE), live, merge) {
             Ok(taken) => {
-                // Rows that were there already may come from a merge whose flush failed; the image may be their only safe place.
-                live.flush()?;
                 rows += taken;
-                MERGED
+                merged.push(place);
             }
-            Err(Error::Damaged { .. }) => UNREADABLE,
+            Err(Error::Damaged { .. }) => mark(&place, UNREADABLE)?,
             Err(e) => return Err(e),
-        };
-        self::mark(&place, mark)?;
-        if mark == MERGED {
-            // Every row of it is in the live database now; the log itself stays as evidence.
-            let _ = std::fs::remove_file(place.join(IMAGE));
         }
+    }
+    // As long as they are in a log alone the images may be their only safe place: whoever removed one log may remove the next,
+    // and this process may be killed before it has captured it. Where a reader keeps the log from being copied they are merged
+    // again by the next opener.
+    if flush::copy_all(live).is_err() {
+        live.flush()?;
+        return Ok(rows);
+    }
+    for place in merged {
+        mark(&place, MERGED)?;
+        // Every row of it is in the main file now; the log itself stays as evidence.
+        let _ = std::fs::remove_file(place.join(IMAGE));
     }
     Ok(rows)
 }

@@ -100,7 +100,9 @@ impl Database {
         }
         match shared.readers.read(shared.options.patience, query) {
             // Nobody is let in to read while the handle is cut off.
-            Err(Error::Busy { waited, holder }) => Err(shared.gate.cause().unwrap_or(Error::Busy { waited, holder })),
+            Err(Error::Busy { waited, holder }) => {
+                Err(shared.gate.cause().map_or(Error::Busy { waited, holder }, |why| why.after(waited)))
+            }
             Err(why @ Error::Damaged { .. }) => match shared.gate.record().search() {
                 Err(found @ Error::Destroyed(_)) => {
                     shared.gate.fence(found.again());

@@ -9,10 +9,12 @@
 
 use std::path::PathBuf;
 
+use rusqlite::Connection;
+
 use crate::error::Result;
 use crate::family::{Family, Status};
 use crate::files;
-use crate::flush::Committer;
+use crate::flush::copy_all;
 
 fn mark(family: &Family) -> PathBuf {
     family.side_directory().join("unflushed")
@@ -32,9 +34,9 @@ pub(crate) fn raised(family: &Family) -> bool {
 /// Ends the doubt. To be called with the exclusive side of the recovery lock.
 ///
 /// # Errors
-/// As [`Committer::copy_all`]; the mark stays then.
-pub(crate) fn settle(family: &Family, connection: &Committer) -> Result<()> {
-    connection.copy_all()?;
+/// As [`copy_all`]; the mark stays then.
+pub(crate) fn settle(family: &Family, connection: &Connection) -> Result<()> {
+    copy_all(connection)?;
     // A mark that stays costs one more copy and nothing else.
     let _ = std::fs::remove_file(mark(family));
     Ok(())

@@ -118,19 +118,6 @@ impl Committer {
         Ok(())
     }
 
-    /// Makes durable by another way what a failed flush of the log has left in doubt: all of the log is copied into the
-    /// main file, and that is flushed.
-    ///
-    /// # Errors
-    /// [`Error::Unflushed`] when a reader or writer of another process was in the way or the disk fails again; try again.
-    pub(crate) fn copy_all(&self) -> Result<()> {
-        let sql = "PRAGMA wal_checkpoint(FULL)";
-        let (busy, frames, copied) = self
-            .connection
-            .query_row(sql, [], |r| Ok((r.get::<_, i64>(0)?, r.get::<_, i64>(1)?, r.get::<_, i64>(2)?)))?;
-        if busy == 0 && copied == frames { Ok(()) } else { Err(Error::Unflushed) }
-    }
-
     /// True if something in the log was to be flushed, and was not or that failed.
     pub(crate) fn owes(&self) -> bool {
         self.state().owed.get()
@@ -148,6 +135,18 @@ impl Committer {
         // SAFETY: it lives as long as `self`, and nobody has a mutable reference to it.
         unsafe { self.methods.0.as_ref() }
     }
+}
+
+/// Makes durable by another way what a failed flush of the log has left in doubt: all of the log is copied into the main
+/// file, and that is flushed.
+///
+/// # Errors
+/// [`Error::Unflushed`] when a reader or writer of another process was in the way or the disk fails again; try again.
+pub(crate) fn copy_all(connection: &Connection) -> Result<()> {
+    let sql = "PRAGMA wal_checkpoint(FULL)";
+    let (busy, frames, copied) =
+        connection.query_row(sql, [], |r| Ok((r.get::<_, i64>(0)?, r.get::<_, i64>(1)?, r.get::<_, i64>(2)?)))?;
+    if busy == 0 && copied == frames { Ok(()) } else { Err(Error::Unflushed) }
 }
 
 impl Deref for Committer {

@@ -510,3 +510,16 @@ fn a_removed_store_on_a_full_volume_comes_back_when_there_is_room() {
     drop(holder);
     assert_all_kept(&path, keys);
 }
+
+#[test]
+fn what_was_taken_over_from_a_removed_log_is_not_lost_with_the_next_log() {
+    let (_directory, path) = fresh();
+    let mut holder = Holder::with_store(&path);
+    holder.ok("put kept");
+    remove(&path, &["-wal", "-shm"]);
+    until("it goes on", SOON, || holder.events().contains("Reopened"));
+    // Nobody is left to capture the second one.
+    drop(holder);
+    remove(&path, &["-wal", "-shm"]);
+    assert_all_kept(&path, vec!["kept".to_owned()]);
+}

@@ -26,7 +26,7 @@ use crate::connect;
 use crate::error::{Error, Reason, Result};
 use crate::family::{Family, Identity, Member, Status};
 use crate::headers::{self, Headers};
-use crate::holders::{self, Holder, Report, Verdict};
+use crate::holders::{self, Holder, Report, Standing, Verdict};
 use crate::members::{self as records, Record};
 use crate::ofd::{self, Kind, PENDING};
 use crate::process::ProcessId;
@@ -118,11 +118,10 @@ impl Admission {
         let pending = Pending::open(family, identity)?;
         // Whoever recovers from removed files writes the main file anew; a database that never had such a one needs no wait.
         let _recovery = recovery::was_taken(family).then(|| recovery::shared(family, wanted.patience)).transpose()?;
-        if doubt::raised(family) {
-            let why = "what a failed flush left in doubt must be settled first; open it once with its own program";
-            return Err(Error::refused(Reason::Changed, family.main(), why));
-        }
         let connection = connect::structural(family, wanted.patience)?;
+        if doubt::raised(family) {
+            doubt::settle(family, &connection)?;
+        }
         let admission = Admission { connection, pending, _lock: lock, family: family.clone(), overridden: Vec::new() };
         admission.keep_strangers_out(wanted.patience)?;
         if Status::of(&family.main()).ok().flatten().map(|s| s.identity) != Some(identity) {
@@ -220,7 +219,11 @@ enum Ours {
 
 /// Refuses for what was seen. Gives back what force overrides.
 fn refuse_holders(family: &Family, report: &Report, ours: Ours, force: bool) -> Result<Vec<String>> {
-    let others = || report.holders.iter().filter(|h| !h.is_self && !h.fenced);
+    // Who can only read what is gone, such as one that keeps it for a capture, uses nothing that the work touches.
+    let keeps = |h: &Holder| {
+        !h.files.is_empty() && h.files.iter().all(|f| f.generation == Standing::Retired && !f.writable) && !h.naked
+    };
+    let others = || report.holders.iter().filter(|h| !h.is_self && !h.fenced && !keeps(h));
     let all = |which: fn(&Holder) -> bool| -> Vec<String> { others().filter(|h| which(h)).map(name).collect() };
     for (reason, wrong) in [(Reason::HeldRetired, all(|h| h.ghost)), (Reason::HeldNaked, all(|h| h.naked))] {
         if !wrong.is_empty() {
