@@ -11,7 +11,9 @@ use statehouse_testkit::visitor::{Python, Shell, shell_once};
 use statehouse_testkit::volume::Volume;
 use statehouse_testkit::{Child, Finished, Home, Seed, Snapshot, TestDir, run};
 
-use crate::house::{Client, PATIENCE, Up, answer, beside, binary, cli, error_code, furnished, integrity, statehouse};
+use crate::house::{
+    Client, PATIENCE, Service, Up, answer, beside, binary, cli, error_code, furnished, integrity, statehouse,
+};
 
 /// SQL that makes `rows` rows of 2000 random bytes, of which all but each tenth are deleted again.
 fn bloat(rows: u32) -> [String; 2] {
@@ -324,6 +326,12 @@ fn case_095_the_journal_mode_is_changed_for_good_or_not_at_all() {
     assert_eq!((ours.code(), error_code(&ours).as_str()), (4, "wal_only"), "{ours:#?}");
     before.assert_unchanged(home.path(), &[]);
     assert_eq!(answer(&home, ["journal-mode", "wal"])["changed"], false);
+    // Somebody has changed it all the same.
+    let mut python = Python::open(&home.store());
+    assert_eq!(python.sql("PRAGMA journal_mode=delete").unwrap(), [json!(["delete"])]);
+    python.quit();
+    assert_eq!(answer(&home, ["journal-mode", "wal"])["on_disk"], "wal");
+    assert_eq!(answer(&home, ["verify"])["healthy"], true);
     let dry = answer(&home, ["journal-mode", "delete", "--dry-run"]);
     assert_eq!(dry["refused"]["code"], "wal_only", "{dry}");
 }
@@ -497,6 +505,29 @@ fn case_079_a_volume_without_room_is_told_with_numbers_and_a_small_temporary_dir
     assert_eq!(done.json()["done"], true, "{done:#?}");
 }
 
+#[test]
+fn a_rewrite_that_meets_a_limit_leaves_the_database_as_it_was_and_no_long_log() {
+    let directory = TestDir::new();
+    let path = foreign(directory.path(), "wal", 1000);
+    let bytes = fs::read(&path).unwrap();
+    let rows = "SELECT count(*), sum(id), sum(length(b)) FROM bloat";
+    let mut python = Python::open(&path);
+    let expected = python.sql(rows).unwrap();
+    python.quit();
+    // A file may have so many blocks of 512 bytes: fewer than the copy, or the log, needs.
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", "ulimit -f 200; exec \"$@\"", "sh"]).arg(binary()).args(["vacuum", "--json"]).arg(&path);
+    let failed = run(command.env("STATEHOUSE_HOME", "/nonexistent"), PATIENCE);
+    assert_eq!(failed.code(), 1, "{failed:#?}");
+    assert!(!failed.json()["error"]["hint"].as_str().unwrap().is_empty(), "{failed:#?}");
+    assert_eq!(size(&beside(&path, "-wal")), 0);
+    assert!(fs::read(&path).unwrap() == bytes, "the main file has changed");
+    let mut python = Python::open(&path);
+    assert_eq!(python.sql(rows).unwrap(), expected);
+    python.quit();
+    assert_eq!(on(&path, &["vacuum"]).success().json()["done"], true);
+}
+
 /// What a member process of these tests is told.
 const MEMBER_STORE: &str = "STATEHOUSE_TEST_MEMBER_OF";
 
@@ -650,8 +681,9 @@ fn case_092_gateway_and_dashboard_give_housekeeping_its_turn_and_a_stranger_who_
         "[maintenance]\nvacuum_mib = 1\nvacuum_share = 0.2\nvacuum_every = \"1h\"\ndrain = \"20s\"\n",
     )
     .unwrap();
-    let up = Up::start(&home, |_| {});
-    let client = Client::new(up.url("gateway"), &home.token());
+    let gateway = Service::start(&home, "gateway", |_| {});
+    let _dashboard = Service::start(&home, "dashboard", |_| {});
+    let client = Client::new(&gateway.url, &home.token());
     client.talk("c", "before", "before");
     let mut stranger = Python::open(&home.store());
     stranger.sql("SELECT count(*) FROM bloat").unwrap();
@@ -682,6 +714,30 @@ fn case_092_gateway_and_dashboard_give_housekeeping_its_turn_and_a_stranger_who_
     assert_eq!(answer(&home, ["verify", "--write"])["healthy"], true);
     let again = answer(&home, ["worker", "run", "housekeeping"]);
     assert_eq!(again["vacuum"], "not_due", "{again}");
+}
+
+#[test]
+fn a_whole_house_lets_go_of_its_store_for_a_rewrite_and_goes_on() {
+    let home = bloated(1500);
+    let up = Up::start(&home, |_| {});
+    let client = Client::new(up.url("gateway"), &home.token());
+    client.talk("c", "before", "before");
+    let refused = cli(&home, ["vacuum", "--json"]);
+    assert_eq!((refused.code(), error_code(&refused).as_str()), (4, "refused_held"), "{refused:#?}");
+    names(&refused, &["gateway", "dashboard", "scheduler"].map(|service| up.pid(service)));
+    let before = size(&home.store());
+    for line in [&["vacuum"][..], &["optimize"], &["checkpoint", "--truncate"]] {
+        let done = answer(&home, line.iter().chain(&["--drain", "20"]));
+        assert_eq!(done["done"], true, "{done}");
+        client.talk("c", line[0], "goes on");
+    }
+    assert!(size(&home.store()) < before / 2);
+    assert_eq!(answer(&home, ["verify", "--write"])["healthy"], true);
+    let holders = answer(&home, ["holders"]);
+    for service in ["anchor", "gateway", "dashboard", "scheduler"] {
+        let there = holders["holders"].as_array().unwrap().iter().any(|h| h["pid"] == up.pid(service));
+        assert!(there, "no {service}: {holders}");
+    }
     up.stop();
 }
 

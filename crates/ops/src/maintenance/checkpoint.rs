@@ -18,7 +18,7 @@ use statehouse_sqlite::holders::{self, Report, Standing, Verdict};
 use statehouse_sqlite::secure::{self, Purpose};
 use statehouse_sqlite::{Error as DatabaseError, Family, Member, Reason, protect};
 
-use super::error::Result;
+use super::error::{Error, Result};
 use super::{Admission, Forecast, Look, Plan, Step, Watch, size};
 
 /// How often a checkpoint is tried again while another process is making one.
@@ -117,7 +117,7 @@ pub fn plan(look: &Look, mode: Mode, mut forecast: Forecast) -> Result<Plan<Pend
     Ok(Plan::new(look, would, about, forecast, None))
 }
 
-const NO_LOG: &str = "nothing: it is in rollback mode, so there is no log";
+const NO_LOG: &str = "do nothing: it is in rollback mode, so there is no log";
 
 /// Copies what can be copied beside everybody. Opens the database, so nothing of this process may have it open.
 ///
@@ -157,8 +157,16 @@ pub fn passive(path: &Path, patience: Duration) -> Result<Checkpointed> {
         return Ok(answer);
     }
     // What is ours keeps its files.
-    let connection = open(family, held || look.is_ours(), patience)?;
     let begun = Instant::now();
+    let connection = open(family, held || look.is_ours(), patience).map_err(|e| match e {
+        // Whoever does structural work keeps everybody from opening.
+        Error::Database(DatabaseError::Busy { .. }) => {
+            let others = report.holders.iter().filter_map(|h| h.pid).map(|p| format!("PID {p}"));
+            let holder = Some(others.collect::<Vec<_>>().join(", ")).filter(|h| !h.is_empty());
+            Error::Database(DatabaseError::Busy { waited: begun.elapsed(), holder })
+        }
+        e => e,
+    })?;
     let (busy, log, copied) = loop {
         let row = once(&connection, Mode::Passive)?;
         if !row.0 {

@@ -9,14 +9,14 @@
 //! that is gone or cannot be understood counts as none.
 
 use std::os::fd::AsFd as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use statehouse_sessions::sqlite::APPLICATION_ID;
 use statehouse_sqlite::holders::Holder;
 use statehouse_sqlite::secure::{self, Purpose};
-use statehouse_sqlite::{Family, files, side};
+use statehouse_sqlite::{Error as DatabaseError, Family, Reason, files, side};
 
 use super::error::{Error, Result, io};
 use super::room::Temporary;
@@ -208,7 +208,7 @@ pub fn housekeep(
     let refused = match vacuum::run(path, &wanted, &how) {
         Ok(Vacuumed { done: false, reason, .. }) => return not_due(&reason.unwrap_or_default()),
         Ok(done) => return Ok(Housekept::Done(done)),
-        Err(e) if e.is_refusal() || matches!(e, Error::Database(statehouse_sqlite::Error::Busy { .. })) => e,
+        Err(e) if e.is_refusal() || matches!(e, Error::Database(DatabaseError::Busy { .. })) => e,
         Err(e) => return Err(e),
     };
     let memory = Memory::read(&family);
@@ -219,7 +219,7 @@ pub fn housekeep(
     {
         reason.push_str(&format!(": {detail}"));
     }
-    let by = in_the_way(&family);
+    let by = in_the_way(&family, &refused);
     let deferrals = memory.deferrals.saturating_add(1);
     let memory = Memory {
         deferred_since: Some(since.clone()),
@@ -232,29 +232,29 @@ pub fn housekeep(
     Ok(Housekept::Deferred { reason, deferrals, since, by })
 }
 
-/// Who uses the database and does not stand aside for us, with what stops them.
-fn in_the_way(family: &Family) -> Vec<String> {
-    let Ok(forecast) = super::forecast(family) else { return Vec::new() };
-    let stranger = |h: &&Holder| h.role.is_none() && !h.is_self;
-    let holders = &forecast.report.holders;
-    let mut strangers: Vec<&Holder> = holders.iter().filter(stranger).collect();
-    if strangers.is_empty() {
-        strangers = holders.iter().filter(|h| !h.is_self).collect();
-    }
-    strangers.iter().map(|h| name(h)).collect()
+/// Who is in the way, as a person would name them, with what stops them. Nobody is, where the refusal is about the files.
+fn in_the_way(family: &Family, refused: &Error) -> Vec<String> {
+    let said = match refused {
+        Error::Database(DatabaseError::Busy { holder, .. }) => holder.clone().unwrap_or_default(),
+        Error::Database(DatabaseError::Refused(r)) => match r.reason {
+            Reason::Held | Reason::HeldUnknown | Reason::HeldRetired | Reason::HeldNaked => r.detail.clone(),
+            _ => return Vec::new(),
+        },
+        _ => return Vec::new(),
+    };
+    // Our own processes stand aside and are back by now; a stranger is still there.
+    let strangers: Vec<String> = super::forecast(family).map_or_else(
+        |_| Vec::new(),
+        |f| f.report.holders.iter().filter(|h| h.role.is_none() && !h.is_self).map(name).collect(),
+    );
+    if strangers.is_empty() && !said.is_empty() { vec![said] } else { strangers }
 }
 
 fn name(h: &Holder) -> String {
-    let program = h.role.clone().unwrap_or_else(|| h.command.join(" "));
     match h.pid {
-        Some(pid) => format!("PID {pid} ({program}); to stop it: {}", h.stop),
+        Some(pid) => format!("PID {pid} ({}); to stop it: {}", h.command.join(" "), h.stop),
         None => format!("a process that is not visible here; {}", h.stop),
     }
-}
-
-/// Where the memory of a database is.
-pub fn memory_path(family: &Family) -> PathBuf {
-    family.side_directory().join(FILE)
 }
 
 #[cfg(test)]

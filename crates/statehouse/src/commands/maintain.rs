@@ -290,7 +290,13 @@ fn vacuumed(v: &Vacuumed) -> String {
             bytes(v.size_after)
         ),
     };
-    head + &overridden(&v.overridden)
+    let log = match v.done && !v.log_emptied {
+        true => {
+            "the log is as long as that, because a reader needs it; the next `statehouse checkpoint --truncate` empties it\n"
+        }
+        false => "",
+    };
+    head + log + &overridden(&v.overridden)
 }
 
 fn optimized(o: &Optimized) -> String {
