@@ -32,14 +32,12 @@ pub(crate) fn end_with(supervisor: u32) -> Result<()> {
 /// # Errors
 /// The system's answer.
 pub(crate) fn outlive_size_limit() -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(unwatched)?;
+    let failed =
+        |e: std::io::Error| Failure::new(exit::FAILED, code::IO, "cannot watch for signals").detail(e.to_string());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
     let _inside = runtime.enter();
     // A handler is enough, and it stays when nobody listens to it any more.
-    signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map_err(unwatched).map(drop)
-}
-
-fn unwatched(e: std::io::Error) -> Failure {
-    Failure::new(exit::FAILED, code::IO, "cannot watch for signals").detail(e.to_string())
+    signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map_err(failed).map(drop)
 }
 
 /// Calls `stop` on a thread of its own at each SIGTERM, SIGINT or SIGHUP. The signals are caught from the moment that
@@ -48,10 +46,12 @@ fn unwatched(e: std::io::Error) -> Failure {
 /// # Errors
 /// The system's answer.
 pub(crate) fn on_stop(mut stop: impl FnMut() + Send + 'static) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(unwatched)?;
+    let failed =
+        |e: std::io::Error| Failure::new(exit::FAILED, code::IO, "cannot watch for signals").detail(e.to_string());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
     let (mut term, mut int, mut hup) = {
         let _inside = runtime.enter();
-        let watch = |kind| signal(kind).map_err(unwatched);
+        let watch = |kind| signal(kind).map_err(failed);
         let hup = if hangup_is_ignored() { None } else { Some(watch(SignalKind::hangup())?) };
         (watch(SignalKind::terminate())?, watch(SignalKind::interrupt())?, hup)
     };
@@ -67,7 +67,7 @@ pub(crate) fn on_stop(mut stop: impl FnMut() + Send + 'static) -> Result<()> {
             }
         });
     };
-    std::thread::Builder::new().name("signals".into()).spawn(watch).map_err(unwatched)?;
+    std::thread::Builder::new().name("signals".into()).spawn(watch).map_err(failed)?;
     Ok(())
 }
 
