@@ -209,7 +209,7 @@ impl Shown {
             Step::Rewriting { bytes } => ("rewriting", Some(bytes)),
         };
         let template = match length {
-            Some(_) => "{msg} {bar:40} {bytes} of about {total_bytes}, {elapsed}",
+            Some(_) => "{msg} {bar:30} {bytes} of {total_bytes}, {elapsed}",
             None => "{spinner} {msg}, {elapsed}",
         };
         if let Ok(style) = ProgressStyle::with_template(template) {
