@@ -8,10 +8,14 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, StatxFlags};
 use serde::Serialize;
 
 use crate::error::{Error, Reason, Result};
+
+#[cfg_attr(target_os = "linux", path = "family/linux.rs")]
+#[cfg_attr(target_os = "macos", path = "family/macos.rs")]
+#[cfg_attr(windows, path = "family/windows.rs")]
+mod system;
 
 /// One file of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -58,24 +62,24 @@ impl fmt::Display for Member {
 /// ext4 hands an inode number out again at once, so the number alone would take a new file for the old one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Identity {
-    /// Device number as `makedev` composes it.
+    /// Device number as `makedev` composes it; on Windows the serial number of the volume.
     pub device: u64,
-    /// Inode number.
+    /// Inode number; on Windows the index of the file on its volume.
     pub inode: u64,
     /// Nanoseconds since 1970 at which the file was created; `None` where the file system does not tell.
     pub born_ns: Option<i64>,
 }
 
-/// What `statx` tells about a file, without opening it and without following a final symlink.
+/// What the system tells about a file, without opening it for its content and without following a final symlink.
 #[derive(Debug, Clone, Copy)]
 pub struct Status {
     /// Which file it is.
     pub identity: Identity,
-    /// Type and permission bits, as in `st_mode`.
+    /// Type and permission bits, as in `st_mode`; on Windows the type alone.
     pub mode: u32,
     /// Number of hard links.
     pub links: u32,
-    /// Owner.
+    /// Owner; 0 on Windows, where owners have no numbers.
     pub uid: u32,
     /// Length in bytes.
     pub size: u64,
@@ -91,52 +95,13 @@ impl Status {
     /// The status of what `path` names, `None` if nothing does. A final symlink is not followed.
     ///
     /// # Errors
-    /// Whatever `statx` answers, except "no such file".
+    /// Whatever the system answers, except "no such file".
     pub fn of(path: &Path) -> std::io::Result<Option<Status>> {
-        Self::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
-    }
-
-    /// The status of an open descriptor.
-    ///
-    /// # Errors
-    /// Whatever `statx` answers.
-    pub fn of_descriptor(fd: std::os::fd::BorrowedFd<'_>) -> std::io::Result<Status> {
-        match Self::statx(fd, Path::new(""), AtFlags::EMPTY_PATH)? {
-            Some(status) => Ok(status),
-            None => Err(std::io::ErrorKind::NotFound.into()),
+        match system::status(path) {
+            Ok(status) => Ok(Some(status)),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
         }
-    }
-
-    fn statx(dir: impl std::os::fd::AsFd, path: &Path, flags: AtFlags) -> std::io::Result<Option<Status>> {
-        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-        match rustix::fs::statx(dir, path, flags, wanted) {
-            Ok(x) => {
-                const MOUNT_ROOT: u64 = 0x2000; // STATX_ATTR_MOUNT_ROOT of linux/stat.h
-                let ns = |t: rustix::fs::StatxTimestamp| t.tv_sec.wrapping_mul(1_000_000_000) + i64::from(t.tv_nsec);
-                let born = (x.stx_mask & StatxFlags::BTIME.bits() != 0).then(|| ns(x.stx_btime));
-                Ok(Some(Status {
-                    identity: Identity {
-                        device: rustix::fs::makedev(x.stx_dev_major, x.stx_dev_minor),
-                        inode: x.stx_ino,
-                        born_ns: born,
-                    },
-                    mode: u32::from(x.stx_mode),
-                    links: x.stx_nlink,
-                    uid: x.stx_uid,
-                    size: x.stx_size,
-                    modified_ns: ns(x.stx_mtime),
-                    changed_ns: ns(x.stx_ctime),
-                    mount_root: x.stx_attributes.bits() & MOUNT_ROOT != 0,
-                }))
-            }
-            Err(rustix::io::Errno::NOENT) => Ok(None),
-            Err(e) => Err(e.into()),
-        }
-    }
-
-    /// The type bits of the mode.
-    pub fn kind(&self) -> rustix::fs::FileType {
-        rustix::fs::FileType::from_raw_mode(self.mode)
     }
 }
 

@@ -49,7 +49,13 @@ impl Sink for Vec<u8> {
 
 impl Sink for std::fs::File {
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        std::os::unix::fs::FileExt::write_all_at(self, bytes, offset)
+        #[cfg(unix)]
+        return std::os::unix::fs::FileExt::write_all_at(self, bytes, offset);
+        #[cfg(windows)]
+        {
+            io::Seek::seek(self, io::SeekFrom::Start(offset))?;
+            io::Write::write_all(self, bytes)
+        }
     }
 
     fn set_length(&mut self, length: u64) -> io::Result<()> {

@@ -9,6 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use crate::words::{one_line, rfc3339};
+
 /// Clock ticks a second in `/proc/PID/stat` (`USER_HZ`), the same on every architecture that Rust supports on Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
@@ -125,26 +127,6 @@ pub(crate) fn command(text: &[u8]) -> Vec<String> {
     text.split(|b| *b == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
-/// A command as one harmless line: control characters are spelled out, so that nothing in it can end the line or reach a
-/// terminal, and it is cut to a readable length.
-pub(crate) fn one_line(command: &[String]) -> String {
-    const LENGTH: usize = 100;
-    let mut line = String::new();
-    for c in command.join(" ").chars() {
-        if line.len() >= LENGTH {
-            line.push('…');
-            break;
-        }
-        let hidden = matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if c.is_control() || hidden {
-            line.extend(c.escape_default());
-        } else {
-            line.push(c);
-        }
-    }
-    line
-}
-
 /// What stops a process, as a person would type it: its systemd unit or its container if `/proc/PID/cgroup` names one, for
 /// a supervisor would start it again; else the process.
 pub(crate) fn stop(pid: i32, command: &[String], cgroup: &[u8]) -> String {
@@ -207,23 +189,6 @@ pub(crate) fn start_time(boot: SystemTime, ticks: u64) -> String {
     let since = boot.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
     let millis = (since / hundredths).saturating_add(ticks).saturating_mul(hundredths);
     rfc3339(millis.saturating_mul(1000))
-}
-
-/// Microseconds since 1970 as RFC 3339 in UTC with microseconds.
-pub(crate) fn rfc3339(micros: u64) -> String {
-    let (seconds, fraction) = (micros / 1_000_000, micros % 1_000_000);
-    let (days, second) = (seconds / 86400, seconds % 86400);
-    // Days to a date in the proleptic Gregorian calendar, counted from 1 March of year 0 in eras of 400 years.
-    let z = days + 719_468;
-    let (era, day_of_era) = (z / 146_097, z % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (h, m, s) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}.{fraction:06}Z")
 }
 
 /// The inode of a namespace of a process (`pid`, `mnt`), which names it.
@@ -315,18 +280,13 @@ mod tests {
     }
 
     #[test]
-    fn a_command_becomes_one_harmless_line() {
+    fn a_command_is_its_words() {
         assert_eq!(command(b"a\0\0b c\0"), ["a", "", "b c"]);
         assert!(command(b"").is_empty());
-        assert_eq!(one_line(&["\u{1b}[31m".to_owned(), "\u{202e}x".to_owned()]), "\\u{1b}[31m \\u{202e}x");
-        assert!(one_line(&["x".repeat(1000)]).chars().count() < 110);
     }
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
-        assert_eq!(rfc3339(0), "1970-01-01T00:00:00.000000Z");
-        assert_eq!(rfc3339(951_827_696_000_001), "2000-02-29T12:34:56.000001Z");
-        assert_eq!(rfc3339(4_107_542_399_999_999), "2100-02-28T23:59:59.999999Z");
+    fn a_start_in_ticks_becomes_a_date() {
         assert_eq!(start_time(UNIX_EPOCH + Duration::from_millis(1239), 100), "1970-01-01T00:00:02.230000Z");
     }
 

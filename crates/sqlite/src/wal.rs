@@ -60,16 +60,22 @@ impl ReadAt for Vec<u8> {
 
 impl ReadAt for std::fs::File {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        Ok(rustix::io::pread(self, buffer, offset)?)
+        #[cfg(unix)]
+        return Ok(rustix::io::pread(self, buffer, offset)?);
+        // This moves the position of the file, which nothing here relies on.
+        #[cfg(windows)]
+        std::os::windows::fs::FileExt::seek_read(self, buffer, offset)
     }
 }
 
+#[cfg(unix)]
 impl ReadAt for std::os::fd::OwnedFd {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         Ok(rustix::io::pread(self, buffer, offset)?)
     }
 }
 
+#[cfg(unix)]
 impl ReadAt for std::os::fd::BorrowedFd<'_> {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         Ok(rustix::io::pread(self, buffer, offset)?)

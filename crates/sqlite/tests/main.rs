@@ -1,4 +1,5 @@
 //! What this crate does to real files, beside real processes.
+#![cfg(target_os = "linux")]
 #![expect(
     clippy::disallowed_methods,
     clippy::unwrap_used,
@@ -23,5 +24,6 @@ mod rescue;
 mod secure;
 mod storms;
 mod support;
+mod systems;
 mod turns;
 mod writing;

@@ -127,27 +127,27 @@ impl Memory {
     }
 }
 
-/// Remembers a rewrite of a store of ours; nothing is put off any more.
-pub(super) fn remember_vacuum(admission: &Admission, done: &Vacuumed) -> Result<()> {
+/// Remembers a rewrite of a store of ours; nothing is put off any more. It is done whether that can be written down or not.
+pub(super) fn remember_vacuum(admission: &Admission, done: &Vacuumed) {
     let family = admission.family();
-    let id: i64 = admission.connection().pragma_query_value(None, "application_id", |r| r.get(0))?;
-    if id != i64::from(APPLICATION_ID) {
+    let id = admission.connection().pragma_query_value(None, "application_id", |r| r.get::<_, i64>(0));
+    if !matches!(id, Ok(id) if id == i64::from(APPLICATION_ID)) {
         // Nobody rewrites another program's database by a policy, so nothing is left beside it.
-        return Ok(());
+        return;
     }
     let memory = Memory {
         last_vacuum: Some(LastVacuum { at: now(), size_before: done.size_before, size_after: done.size_after }),
         last_mode_change: Memory::read(family).last_mode_change,
         ..Memory::default()
     };
-    memory.write(family)
+    let _ = memory.write(family);
 }
 
-/// Remembers a change of the journal mode.
-pub(super) fn remember_mode(admission: &Admission, from: &str, to: &str) -> Result<()> {
+/// Remembers a change of the journal mode, which is done whether that can be written down or not.
+pub(super) fn remember_mode(admission: &Admission, from: &str, to: &str) {
     let family = admission.family();
     let change = ModeChange { at: now(), from: from.to_owned(), to: to.to_owned(), pid: std::process::id() };
-    Memory { last_mode_change: Some(change), ..Memory::read(family) }.write(family)
+    let _ = Memory { last_mode_change: Some(change), ..Memory::read(family) }.write(family);
 }
 
 /// What housekeeping came to.
@@ -228,7 +228,8 @@ pub fn housekeep(
         reason: Some(reason.clone()),
         ..memory
     };
-    memory.write(&family)?;
+    // On a full disk it is not counted, and whoever started this is told all the same.
+    let _ = memory.write(&family);
     Ok(Housekept::Deferred { reason, deferrals, since, by })
 }
 

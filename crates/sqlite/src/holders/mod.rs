@@ -4,15 +4,24 @@
 //! maps lead to; a name is only asked for what has none any more. What looks wrong is looked at again, several times, and
 //! is reported only if it stays wrong: processes open and close all the time, and between two system calls of SQLite every
 //! one of them looks half done.
+//!
+//! Linux shows everything. macOS (libproc) and Windows (the Restart Manager) show no locks: there a report never calls
+//! anybody naked, and says that this is not known.
 
 #[cfg(target_os = "linux")]
 mod describe;
+#[cfg(any(target_os = "macos", all(test, unix)))]
+mod libproc;
+#[cfg(any(windows, test))]
+mod restart;
 #[cfg_attr(target_os = "linux", path = "linux.rs")]
 #[cfg_attr(target_os = "macos", path = "macos.rs")]
 #[cfg_attr(windows, path = "windows.rs")]
 mod system;
 #[cfg(target_os = "linux")]
 mod text;
+#[cfg(test)]
+mod this_machine;
 #[cfg(target_os = "linux")]
 mod walk;
 
@@ -60,7 +69,7 @@ pub enum Verdict {
 pub struct Holder {
     /// Its number; `None` for an owner of a lock whom `/proc` does not show.
     pub pid: Option<i32>,
-    /// Clock ticks from the start of the machine to its own; with the pid it names the process.
+    /// Clock ticks from the start of the machine to its own; with the pid it names the process. Only Linux counts them.
     pub start_ticks: Option<u64>,
     /// When it started, RFC 3339.
     pub start_time: Option<String>,
@@ -162,7 +171,7 @@ pub enum Via {
     Lock,
 }
 
-/// SQLite's locks, as far as one process holds them.
+/// SQLite's locks, as far as one process holds them. Only Linux shows them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct HeldLocks {
     /// The shared range of the main file.
@@ -199,6 +208,7 @@ pub fn dangerous(family: &Family) -> Result<Vec<Holder>> {
 }
 
 /// The processes that have the present `-shm` mapped. Those that may not be looked at are not among them.
+#[cfg(target_os = "linux")]
 pub(crate) fn mapping_index(family: &Family) -> Result<Vec<i32>> {
     system::mapping_index(family)
 }
