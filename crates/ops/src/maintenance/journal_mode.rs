@@ -94,7 +94,9 @@ pub fn run(path: &Path, to: Journal, wanted: &Wanted<'_>, watch: Watch<'_>) -> R
     let admission = Admission::obtain(&family, wanted)?;
     answer.after = change(&admission, to, watch)?;
     answer.overridden = admission.overridden().to_vec();
-    policy::remember_mode(&admission, before, answer.wanted);
+    if answer.after == answer.wanted {
+        policy::remember_mode(&admission, before, answer.wanted);
+    }
     drop(admission);
     let now = super::look(path)?;
     answer.on_disk = now.mode();
