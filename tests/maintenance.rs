@@ -245,7 +245,7 @@ fn a_database_in_rollback_mode_has_no_log_and_is_rewritten_all_the_same() {
     let directory = TestDir::new();
     let path = foreign(directory.path(), "delete", 300);
     let before = Snapshot::of(directory.path(), &[]);
-    for line in [&["checkpoint"][..], &["checkpoint", "--dry-run"]] {
+    for line in [&["checkpoint"][..], &["checkpoint", "--dry-run"], &["checkpoint", "--truncate"]] {
         let done = on(&path, line).success().json();
         assert_eq!(done["done"], false, "{done}");
         let said = [&done["reason"], &done["would"]].into_iter().find_map(Value::as_str).unwrap();
@@ -340,17 +340,23 @@ fn case_095_the_journal_mode_is_changed_for_good_or_not_at_all() {
 fn a_damaged_database_is_not_rewritten() {
     let directory = TestDir::new();
     let path = foreign(directory.path(), "wal", 300);
-    let mut bytes = fs::read(&path).unwrap();
-    // A page of the table: its own header says how many cells it has.
-    let page = 4096 * 2;
-    bytes[page..page + 200].fill(0xee);
-    fs::write(&path, &bytes).unwrap();
-    for line in [&["vacuum", "--anyway"][..], &["optimize"]] {
-        let refused = on(&path, line);
-        assert_eq!((refused.code(), error_code(&refused).as_str()), (4, "damaged"), "{refused:#?}");
-        assert!(!refused.json()["error"]["detail"].as_str().unwrap().is_empty());
-        assert_eq!(fs::read(&path).unwrap(), bytes);
+    let whole = fs::read(&path).unwrap();
+    // A page without a header of its own; and a wrong number of free pages, which SQLite would rewrite without a word.
+    let mut page = whole.clone();
+    page[4096 * 2..][..200].fill(0xee);
+    let mut count = whole.clone();
+    count[39] += 1;
+    for damaged in [page, count] {
+        fs::write(&path, &damaged).unwrap();
+        for line in [&["vacuum", "--anyway"][..], &["optimize"]] {
+            let refused = on(&path, line);
+            assert_eq!((refused.code(), error_code(&refused).as_str()), (4, "damaged"), "{refused:#?}");
+            assert!(!refused.json()["error"]["detail"].as_str().unwrap().is_empty());
+            assert!(fs::read(&path).unwrap() == damaged, "{line:?} changed it");
+        }
     }
+    fs::write(&path, &whole).unwrap();
+    assert_eq!(on(&path, &["vacuum", "--anyway"]).success().json()["done"], true);
 }
 
 #[test]

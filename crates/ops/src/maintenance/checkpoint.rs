@@ -19,7 +19,7 @@ use statehouse_sqlite::secure::{self, Purpose};
 use statehouse_sqlite::{Error as DatabaseError, Family, Member, Reason, protect};
 
 use super::error::{Error, Result};
-use super::{Admission, Forecast, Look, Plan, Step, Watch, size};
+use super::{Admission, Forecast, Look, Plan, Step, Wanted, Watch, refuse_first, size};
 
 /// How often a checkpoint is tried again while another process is making one.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -59,6 +59,30 @@ pub struct Checkpointed {
     pub pinned_by: Vec<Pin>,
     /// What `--force` went on beside.
     pub overridden: Vec<String>,
+}
+
+impl Checkpointed {
+    /// The answer where there is nothing to copy.
+    fn of(look: &Look, mode: Mode) -> Checkpointed {
+        Checkpointed {
+            path: look.family().main().to_string_lossy().into_owned(),
+            mode,
+            busy: false,
+            log: 0,
+            checkpointed: 0,
+            wal_size_before: look.size(Member::Wal),
+            wal_size_after: look.size(Member::Wal),
+            done: true,
+            reason: None,
+            pinned_by: Vec::new(),
+            overridden: Vec::new(),
+        }
+    }
+
+    fn without_log(self) -> Checkpointed {
+        let reason = Some("it is in rollback mode, so there is no log".to_owned());
+        Checkpointed { done: false, reason, ..self }
+    }
 }
 
 /// A reader that keeps a part of the log from being copied.
@@ -109,7 +133,9 @@ pub fn plan(look: &Look, mode: Mode, mut forecast: Forecast) -> Result<Plan<Pend
             format!("copy {} frames of the log into the main file and empty the log", log - checkpointed.min(log))
         }
     };
-    if mode == Mode::Passive {
+    if look.header.journal == Journal::Rollback {
+        forecast.refused = None;
+    } else if mode == Mode::Passive {
         // It goes on beside everybody but those beside whom nothing is safe.
         forecast.refused = forecast.refused.filter(|_| forecast.report.alarming());
     }
@@ -127,26 +153,12 @@ const NO_LOG: &str = "do nothing: it is in rollback mode, so there is no log";
 pub fn passive(path: &Path, patience: Duration) -> Result<Checkpointed> {
     let look = super::look(path)?;
     let family = look.family();
-    let mut answer = Checkpointed {
-        path: family.main().to_string_lossy().into_owned(),
-        mode: Mode::Passive,
-        busy: false,
-        log: 0,
-        checkpointed: 0,
-        wal_size_before: look.size(Member::Wal),
-        wal_size_after: look.size(Member::Wal),
-        done: true,
-        reason: None,
-        pinned_by: Vec::new(),
-        overridden: Vec::new(),
-    };
+    let mut answer = Checkpointed::of(&look, Mode::Passive);
     if look.header.journal == Journal::Rollback {
-        answer.done = false;
-        answer.reason = Some("it is in rollback mode, so there is no log".to_owned());
-        return Ok(answer);
+        return Ok(answer.without_log());
     }
     let report = holders::scan(family)?;
-    if let Some(danger) = report.holders.iter().find(|h| h.ghost || h.naked) {
+    if let Some(danger) = report.holders.iter().find(|h| (h.ghost || h.naked) && !h.fenced) {
         let reason = if danger.ghost { Reason::HeldRetired } else { Reason::HeldNaked };
         let pid = danger.pid.map_or_else(|| "a process that is not visible here".into(), |p| format!("PID {p}"));
         return Err(DatabaseError::refused(reason, family.main(), format!("{pid}; to stop it: {}", danger.stop)).into());
@@ -259,34 +271,28 @@ fn once(connection: &Connection, mode: Mode) -> Result<(bool, u64, u64)> {
     Ok((row.0 != 0, u64::try_from(row.1).unwrap_or(0), u64::try_from(row.2).unwrap_or(0)))
 }
 
-/// Copies all of the log and empties it.
+/// Copies all of the log and empties it: everything from the look to the answer.
 ///
 /// # Errors
-/// Busy when somebody is in the way, which only `--force` lets happen; or SQLite's answer.
-pub fn truncate(admission: &Admission, watch: Watch<'_>) -> Result<Checkpointed> {
-    let family = admission.family();
-    let mut answer = Checkpointed {
-        path: family.main().to_string_lossy().into_owned(),
-        mode: Mode::Truncate,
-        busy: false,
-        log: 0,
-        checkpointed: 0,
-        wal_size_before: size(family, Member::Wal)?,
-        wal_size_after: 0,
-        done: true,
-        reason: None,
-        pinned_by: Vec::new(),
-        overridden: admission.overridden().to_vec(),
-    };
-    // SQLite says how many frames are left after it, and that is none.
-    (_, answer.log, answer.checkpointed) = once(admission.connection(), Mode::Passive)?;
-    if !empty_the_log(admission, watch)? {
-        answer.done = false;
-        answer.reason = Some("it is in rollback mode, so there is no log".to_owned());
+/// What refuses it, with nothing done; busy when somebody is in the way, which only `--force` lets happen; or SQLite's answer.
+pub fn run(path: &Path, wanted: &Wanted<'_>, watch: Watch<'_>) -> Result<Checkpointed> {
+    let look = super::look(path)?;
+    let answer = Checkpointed::of(&look, Mode::Truncate);
+    if look.header.journal == Journal::Rollback {
+        return Ok(answer.without_log());
     }
-    answer.checkpointed = answer.log;
-    answer.wal_size_after = size(family, Member::Wal)?;
-    Ok(answer)
+    refuse_first(&mut super::forecast(look.family())?, wanted)?;
+    truncate(&Admission::obtain(look.family(), wanted)?, answer, watch)
+}
+
+fn truncate(admission: &Admission, answer: Checkpointed, watch: Watch<'_>) -> Result<Checkpointed> {
+    // SQLite says how many frames there are after it, and that is none.
+    let (_, log, _) = once(admission.connection(), Mode::Passive)?;
+    if !empty_the_log(admission, watch)? {
+        return Ok(answer.without_log());
+    }
+    let wal_size_after = size(admission.family(), Member::Wal)?;
+    Ok(Checkpointed { log, checkpointed: log, wal_size_after, overridden: admission.overridden().to_vec(), ..answer })
 }
 
 /// Copies all of the log and empties it; false if there is none because of rollback mode.

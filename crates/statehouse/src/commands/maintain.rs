@@ -14,7 +14,7 @@ use statehouse_ops::maintenance::checkpoint::{self, Checkpointed, Mode};
 use statehouse_ops::maintenance::journal_mode::{self, Changed};
 use statehouse_ops::maintenance::optimize::{self, Optimized};
 use statehouse_ops::maintenance::vacuum::{self, How, Vacuumed, Worth};
-use statehouse_ops::maintenance::{Admission, Look, Plan, Step, Temporary, Wanted, forecast, look, refuse_first};
+use statehouse_ops::maintenance::{Forecast, Look, Plan, Step, Temporary, Wanted, forecast, look};
 use statehouse_sqlite::Family;
 use statehouse_sqlite::headers::Journal;
 
@@ -35,13 +35,7 @@ pub(crate) fn checkpoint(context: &Context, args: &Checkpoint) -> Result {
     }
     let done = match mode {
         Mode::Passive => checkpoint::passive(&work.path, context.patience)?,
-        Mode::Truncate => {
-            let (seen, mut forecast) = work.look()?;
-            work.with(|wanted| {
-                refuse_first(&mut forecast, wanted)?;
-                checkpoint::truncate(&Admission::obtain(seen.family(), wanted)?, &|step| work.shown.step(step))
-            })?
-        }
+        Mode::Truncate => work.with(|wanted| checkpoint::run(&work.path, wanted, &|step| work.shown.step(step)))?,
     };
     work.answer(&done, checkpointed);
     Ok(exit::OK)
@@ -119,7 +113,7 @@ impl<'a> Work<'a> {
         Ok(Work { context, what, path, structural, shown })
     }
 
-    fn look(&self) -> Result<(Look, statehouse_ops::maintenance::Forecast)> {
+    fn look(&self) -> Result<(Look, Forecast)> {
         let seen = look(&self.path)?;
         let forecast = forecast(seen.family())?;
         Ok((seen, forecast))
