@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use statehouse_sessions::{OpenMode, SqliteStore, Store as _};
 use statehouse_testkit::visitor::{Python, Shell, shell_once};
 use statehouse_testkit::volume::Volume;
-use statehouse_testkit::{Child, Finished, Home, Seed, Snapshot, TestDir, run};
+use statehouse_testkit::{Child, Finished, Home, Seed, Snapshot, TestDir, run, until};
 
+use crate::health::Holder;
 use crate::house::{
     Client, PATIENCE, Service, Up, answer, beside, binary, cli, error_code, furnished, integrity, statehouse,
 };
@@ -745,6 +746,50 @@ fn a_whole_house_lets_go_of_its_store_for_a_rewrite_and_goes_on() {
         assert!(there, "no {service}: {holders}");
     }
     up.stop();
+}
+
+#[test]
+fn the_worker_that_the_scheduler_starts_rewrites_the_store_under_running_services() {
+    let home = bloated(1500);
+    let config = "[scheduler]\nhousekeeping_every = \"1s\"\n[maintenance]\nvacuum_mib = 1\nvacuum_share = 0.2\n";
+    fs::write(home.path().join("config.toml"), config).unwrap();
+    let before = size(&home.store());
+    let gateway = Service::start(&home, "gateway", |_| {});
+    let _dashboard = Service::start(&home, "dashboard", |_| {});
+    let _scheduler = Service::start(&home, "scheduler", |_| {});
+    let client = Client::new(&gateway.url, &home.token());
+    let mut n = 0;
+    until("the store is rewritten", PATIENCE, || {
+        n += 1;
+        client.talk("c", &format!("{n}"), "all the time");
+        answer(&home, ["status"])["maintenance"]["last_vacuum"]["at"].is_string()
+    });
+    assert!(size(&home.store()) < before / 2);
+    client.talk("c", "after", "after");
+    assert_eq!(answer(&home, ["verify", "--write"])["healthy"], true);
+}
+
+#[test]
+fn nothing_is_done_beside_a_process_that_has_lost_its_locks() {
+    let directory = TestDir::new();
+    let path = directory.join("other.db");
+    let mut python = Python::open(&path);
+    python.sql("PRAGMA journal_mode=wal").unwrap();
+    python.sql("CREATE TABLE m(id INTEGER PRIMARY KEY, t)").unwrap();
+    python.quit();
+    let mut holder = Holder::of(&path);
+    holder.loses_its_locks(&path);
+    let before = Snapshot::of(directory.path(), &[]);
+    for line in STRUCTURAL.into_iter().chain([&["checkpoint"][..]]) {
+        for force in [&[][..], &["--force"]] {
+            let done = on(&path, &[line, force].concat());
+            assert_eq!((done.code(), error_code(&done).as_str()), (4, "refused_held_naked"), "{line:?}: {done:#?}");
+            before.assert_unchanged(directory.path(), &[]);
+        }
+        let dry = on(&path, &[line, &["--dry-run"]].concat()).success().json();
+        assert_eq!(dry["refused"]["code"], "refused_held_naked", "{dry}");
+        before.assert_unchanged(directory.path(), &[]);
+    }
 }
 
 #[test]
