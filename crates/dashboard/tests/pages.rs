@@ -200,5 +200,5 @@ fn jobs_are_listed() {
     house.store.ensure_job("tidy", JobKind::Housekeeping { name: "optimize".into() }, 5400).unwrap();
     let page = house.page("/jobs");
     assert!(page.contains("tidy") && page.contains("every 90m") && page.contains("housekeeping: optimize"));
-    assert!(house.page("/incidents").contains("records no incidents"));
+    assert!(house.page("/incidents").contains("statehouse status"));
 }

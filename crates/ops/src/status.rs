@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::Serialize;
 use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
-use statehouse_sqlite::{Error, Family, Generation, Member, Result, files, filesystem, members, rusqlite};
+use statehouse_sqlite::{Family, Generation, Member, Result, files, filesystem, incidents, members, rusqlite};
 
 use crate::maintenance::policy::Memory;
 
@@ -97,7 +97,7 @@ pub fn status(path: &Path, application_id: i32) -> Result<StatusDocument> {
         generation: inspected.generation(),
         members: members::list(&family)?,
         last_snapshot: None,
-        incidents_open: incidents(&family)?,
+        incidents_open: incidents::count_open(&family)?,
         maintenance: Memory::read(&family),
         version: env!("CARGO_PKG_VERSION"),
     })
@@ -118,13 +118,4 @@ fn last_writer(inspected: &Inspected) -> Option<String> {
     file.read_exact_at(&mut bytes, 96).ok()?;
     let number = u32::from_be_bytes(bytes);
     (number > 3_000_000).then(|| format!("{}.{}.{}", number / 1_000_000, number / 1000 % 1000, number % 1000))
-}
-
-fn incidents(family: &Family) -> Result<u64> {
-    let directory = family.side_directory().join("incidents");
-    match std::fs::read_dir(&directory) {
-        Ok(entries) => Ok(entries.count() as u64),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(0),
-        Err(e) => Err(Error::io("read the incidents in", &directory, e)),
-    }
 }

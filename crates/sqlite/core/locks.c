@@ -13,16 +13,10 @@
 **   close   with SQLite's last descriptor of an inode its owner is closed too: SQLite
 **           never unlocks byte 128 of -shm, it relies on the close
 **   unlink  of -wal and -shm is refused, until the database leaves WAL mode
-**   mmap    (and munmap) notes where the index of a log is mapped
+**   mmap    (and munmap) notes where the index of a log is mapped (mapped.c)
 **   write, pwrite, ftruncate, fallocate
 **           are refused on a number that is not SQLite's file any more, in a child of fork whose
 **           parent was writing, and on a family that was given up
-**
-** A stranger can shorten -shm while SQLite has it mapped, and the next look at what is gone is SIGBUS.
-** Nobody can look quickly enough to prevent that. So the core answers SIGBUS where it hits a mapping of
-** SQLite's: private memory takes the place of the mapping, the family is given up, and SQLite goes on for
-** the moment in which it reads zeros and can change none of its files. A signal that is about anything else goes
-** to whoever answered it before. A family is also given up when its content was found destroyed.
 **
 ** SQLite unlinks the log with its last close, and when a database leaves WAL mode. To both it
 ** takes the main file's exclusive lock and copies the log first. The close needs no unlink: a log
@@ -46,20 +40,25 @@
 ** closed them all, each lock call, write, truncation and unlink of that family fails in the child.
 ** Closing rolls back, and a rollback clears the index of the log in shared memory, where the parent's
 ** uncommitted frames are listed: so the child gets a private copy of that memory at the fork.
+**
+** The locks belong to the description, so whoever else has that description can drop them behind our back: a process
+** made by a bare clone(), one that was passed the descriptor, a library that unlocks whatever is open. So what is recorded
+** is not taken for granted: sh_standing asks the kernel. Where a process does so before it believes anything, lock calls
+** go on without an owner, on a new one that has nothing yet: SQLite takes each failure for a lock that is busy, and would
+** wait for seconds. A lock of a transaction that is found gone when SQLite releases it marks the inode as betrayed
+** until SQLite has closed it: what ran under that lock proves nothing.
 */
 #define _GNU_SOURCE
-#include "locks.h"
+#include "inodes.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -73,39 +72,6 @@
 #define F_OFD_SETLKW 38
 #endif
 
-/* One inode that SQLite has open. */
-struct inode {
-  struct inode *next;
-  dev_t device;
-  ino_t number;
-  size_t descriptors;        /* SQLite's own */
-  int owner;                 /* -1: none yet, or none any more */
-  off_t mark;                /* the owner's file offset */
-  int writable;              /* the owner can take write locks */
-  int lost;                  /* the owner was taken away: every lock call fails */
-  int inherited;             /* the ranges were taken by a parent process */
-  int parents;               /* this process is a child, and its parent held a write lock here at the fork */
-  int given_up;              /* SQLite may not change it any more, until it has closed all descriptors */
-  int unlinks;               /* what SQLite wanted unlinked under the exclusive lock that still stands */
-  struct sh_range *ranges;   /* what the owner holds, sorted, disjoint */
-  size_t held;
-  size_t room;
-};
-
-/* One descriptor that SQLite opened. */
-struct descriptor {
-  struct inode *inode;       /* 0: this slot is free */
-  char *path;
-};
-
-/* A piece of an index of a log that SQLite has mapped. */
-struct mapping {
-  struct mapping *next;
-  struct inode *inode;       /* 0: its descriptors are closed */
-  char *at;
-  size_t length;
-};
-
 enum { UNLINK_WAL = 1, UNLINK_SHM = 2 };
 
 #define BUCKETS 1024
@@ -114,16 +80,17 @@ enum { UNLINK_WAL = 1, UNLINK_SHM = 2 };
 #define SHARED_FIRST 0x40000002
 #define SHARED_END (SHARED_FIRST + 510)
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+/* The byte of an index that everybody who has it mapped holds (os_unix.c, UNIX_SHM_DMS). */
+#define PRESENCE 128
+
+pthread_mutex_t shi_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct inode *buckets[BUCKETS];
-static struct descriptor *table;
-static size_t table_size;
-static struct mapping *mappings;
+struct descriptor *shi_table;
+size_t shi_table_size;
 static pid_t home;           /* the process that the owners belong to */
 static uint64_t marks;
 static int forked_while_writing;   /* some inode may be its parent's to write */
-static volatile int copying;       /* the mutex is held while a mapping is read */
-static struct sigaction bus_before;
+static int watched;          /* this process asks sh_standing before it believes anything */
 
 static int (*real_open)(const char *, int, int);
 static int (*real_close)(int);
@@ -134,8 +101,6 @@ static ssize_t (*real_pwrite)(int, const void *, size_t, off_t);
 static ssize_t (*real_pwrite64)(int, const void *, size_t, off_t);
 static int (*real_ftruncate)(int, off_t);
 static int (*real_fallocate)(int, off_t, off_t);
-static void *(*real_mmap)(void *, size_t, int, int, int, off_t);
-static int (*real_munmap)(void *, size_t);
 
 /* ---- inodes and descriptors; the mutex is held in all of these ---- */
 
@@ -143,7 +108,7 @@ static size_t bucket(dev_t device, ino_t number){
   return (size_t)((number * 0x9E3779B97F4A7C15ull) ^ device) % BUCKETS;
 }
 
-static struct inode *find(dev_t device, ino_t number){
+struct inode *shi_find(dev_t device, ino_t number){
   struct inode *i = buckets[bucket(device, number)];
   while( i && (i->device != device || i->number != number) ) i = i->next;
   return i;
@@ -182,10 +147,9 @@ static void close_owner(struct inode *i){
 
 static void forget_inode(struct inode *gone){
   struct inode **at = &buckets[bucket(gone->device, gone->number)];
-  struct mapping *m;
   while( *at != gone ) at = &(*at)->next;
   *at = gone->next;
-  for(m = mappings; m; m = m->next) if( m->inode == gone ) m->inode = 0;
+  shi_forget_maps(gone);
   close_owner(gone);
   free(gone->ranges);
   free(gone);
@@ -193,8 +157,8 @@ static void forget_inode(struct inode *gone){
 
 static void forget_descriptor(int fd){
   struct descriptor *d;
-  if( fd < 0 || (size_t)fd >= table_size || table[fd].inode == 0 ) return;
-  d = &table[fd];
+  if( fd < 0 || (size_t)fd >= shi_table_size || shi_table[fd].inode == 0 ) return;
+  d = &shi_table[fd];
   if( --d->inode->descriptors == 0 ) forget_inode(d->inode);
   free(d->path);
   d->inode = 0;
@@ -209,17 +173,17 @@ static int note_descriptor(int fd, const char *path){
   if( fstat(fd, &st) != 0 ) return errno;
   forget_descriptor(fd);   /* a number that somebody else closed behind SQLite's back */
   if( !S_ISREG(st.st_mode) ) return 0;
-  if( (size_t)fd >= table_size ){
+  if( (size_t)fd >= shi_table_size ){
     size_t size = (size_t)fd + 64;
-    struct descriptor *grown = realloc(table, size * sizeof *grown);
+    struct descriptor *grown = realloc(shi_table, size * sizeof *grown);
     if( grown == 0 ) return ENOMEM;
-    memset(grown + table_size, 0, (size - table_size) * sizeof *grown);
-    table = grown;
-    table_size = size;
+    memset(grown + shi_table_size, 0, (size - shi_table_size) * sizeof *grown);
+    shi_table = grown;
+    shi_table_size = size;
   }
   copy = strdup(path);
   if( copy == 0 ) return ENOMEM;
-  i = find(st.st_dev, st.st_ino);
+  i = shi_find(st.st_dev, st.st_ino);
   if( i == 0 ){
     i = calloc(1, sizeof *i);
     if( i == 0 ){ free(copy); return ENOMEM; }
@@ -230,8 +194,8 @@ static int note_descriptor(int fd, const char *path){
     buckets[bucket(i->device, i->number)] = i;
   }
   i->descriptors++;
-  table[fd].inode = i;
-  table[fd].path = copy;
+  shi_table[fd].inode = i;
+  shi_table[fd].path = copy;
   return 0;
 }
 
@@ -274,6 +238,114 @@ static void record_range(struct inode *i, int64_t start, int64_t end, int type){
   i->held = kept;
 }
 
+/* ---- what the kernel says about them ---- */
+
+/* As kernel_has, from what /proc tells of the description. */
+static int is_listed(int owner, const struct sh_range *r){
+  char path[40], text[8192], *line;
+  ssize_t length;
+  int64_t at = r->start;
+  int fd, moved;
+  snprintf(path, sizeof path, "/proc/self/fdinfo/%d", owner);
+  fd = open(path, O_RDONLY | O_CLOEXEC);
+  if( fd < 0 ) return -1;
+  length = read(fd, text, sizeof text - 1);
+  close(fd);
+  if( length <= 0 || (size_t)length == sizeof text - 1 ) return -1;
+  text[length] = 0;
+  do {
+    moved = 0;
+    for(line = text; (line = strstr(line, "\nlock:")) != 0; line++){
+      char kind[8], last[24];
+      long long start;
+      int64_t end;
+      if( sscanf(line, " lock: %*d: OFDLCK %*s %7s %*d %*[^ ] %lld %23s", kind, &start, last) != 3 ) continue;
+      end = strcmp(last, "EOF") == 0 ? INT64_MAX : strtoll(last, 0, 10) + 1;
+      if( start > at || end <= at || (r->write && strcmp(kind, "WRITE") != 0) ) continue;
+      at = end;
+      moved = 1;
+    }
+  } while( moved && at < r->end );
+  return at >= r->end;
+}
+
+/* 1 if the owner's description has all of this lock, 0 if not, -1 if the kernel does not tell. */
+static int kernel_has(int owner, const struct sh_range *r){
+  int64_t at = r->start;
+  while( at < r->end ){
+    struct flock lock;
+    memset(&lock, 0, sizeof lock);
+    lock.l_type = F_UNLCK;   /* Linux 6.6: asks for the description's own locks */
+    lock.l_whence = SEEK_SET;
+    lock.l_start = at;
+    lock.l_len = r->end == INT64_MAX ? 0 : r->end - at;
+    if( fcntl(owner, F_OFD_GETLK, &lock) != 0 ) return errno == EINVAL ? is_listed(owner, r) : -1;
+    if( lock.l_type == F_UNLCK || lock.l_start > at || range_end(&lock) <= at ) return 0;
+    if( r->write && lock.l_type != F_WRLCK ) return 0;
+    at = range_end(&lock);
+  }
+  return 1;
+}
+
+/* 1 unless the kernel says that the owner has not this lock, or there is no owner. */
+static int still_has(const struct inode *i, const struct sh_range *r){
+  return i->owner >= 0 && (i->mute || kernel_has(i->owner, r) != 0);
+}
+
+/* Once for each inode, right after a lock was granted: does the kernel tell the truth here? A compatible system or a file system
+** that keeps its locks elsewhere may know of none. */
+static void try_the_kernel(struct inode *i, const struct flock *granted){
+  struct sh_range r;
+  int has;
+  if( i->asked || granted->l_type == F_UNLCK ) return;
+  r.start = granted->l_start;
+  r.end = range_end(granted);
+  r.write = granted->l_type == F_WRLCK;
+  has = kernel_has(i->owner, &r);
+  i->asked = has >= 0;
+  i->mute = has == 0;
+}
+
+/* The owner's number may belong to something else by now. */
+static void look_at_owner(struct inode *i){
+  if( i->owner < 0 || owner_is_ours(i) ) return;
+  i->owner = -1;
+  i->lost = 1;
+}
+
+/* True for the two locks that stand as long as a connection does; every other one belongs to a transaction. */
+static int is_standing(const struct sh_range *r){
+  return !r->write && (r->start == SHARED_FIRST || (r->start == PRESENCE && r->end == PRESENCE + 1));
+}
+
+/* Before SQLite releases [start,end): was it there all the time? */
+static void notice_betrayal(struct inode *i, int64_t start, int64_t end){
+  size_t n;
+  if( i->inherited ) return;
+  for(n = 0; n < i->held && !i->betrayed; n++){
+    const struct sh_range *r = &i->ranges[n];
+    if( r->end <= start || r->start >= end || is_standing(r) ) continue;
+    if( !still_has(i, r) ) i->betrayed = 1;
+  }
+}
+
+/* How the standing lock [start,end) is. */
+static int standing(struct inode *i, int64_t start, int64_t end){
+  size_t n;
+  int recorded = 0, fell = 0;
+  look_at_owner(i);
+  if( i->betrayed || i->inherited ) return SH_BROKEN;
+  for(n = 0; n < i->held; n++){
+    const struct sh_range *r = &i->ranges[n];
+    int wanted = r->start <= start && r->end >= end;
+    recorded |= wanted;
+    if( still_has(i, r) ) continue;
+    if( !wanted || !is_standing(r) ) return SH_BROKEN;
+    fell = 1;
+  }
+  return !recorded ? SH_BROKEN : fell ? SH_FELL : SH_STANDS;
+}
+
 /* ---- owners ---- */
 
 static int high_number(void){
@@ -314,15 +386,64 @@ static int take_recorded(const struct inode *i, int owner){
   size_t n;
   for(n = 0; n < i->held; n++){
     const struct sh_range *r = &i->ranges[n];
-    if( r->write || set_lock(owner, F_OFD_SETLK, F_RDLCK, r->start, r->end) != 0 ) return -1;
+    if( r->write ){ errno = EIO; return -1; }
+    if( set_lock(owner, F_OFD_SETLK, F_RDLCK, r->start, r->end) != 0 ) return -1;
   }
   return 0;
 }
 
+/* Gives the inode a new owner, opened as SQLite's descriptor `fd` is, which has the read locks before the old one lets them
+** go. 0; or with errno set -1 if it cannot be opened, and -2 if it cannot have the locks. */
+static int replace_owner(struct inode *i, int fd, int access){
+  off_t mark;
+  int owner = open_owner(fd, access == O_RDWR ? O_RDWR : O_RDONLY, i, &mark);
+  if( owner < 0 ) return -1;
+  if( take_recorded(i, owner) != 0 ){
+    int error = errno;
+    close(owner);
+    errno = error;
+    return -2;
+  }
+  close_owner(i);
+  i->owner = owner;
+  i->mark = mark;
+  i->writable = (access == O_RDWR);
+  i->inherited = 0;
+  return 0;
+}
+
+/* True if the number does not belong to the file that SQLite opened by it any more. */
+int shi_is_foreign(int fd, const struct inode *i){
+  struct stat st;
+  return fstat(fd, &st) != 0 || st.st_dev != i->device || st.st_ino != i->number;
+}
+
+/* A descriptor of SQLite's, one that can write if there is any, and how it was opened. -1: none. */
+static int best_descriptor(const struct inode *i, int *access){
+  size_t fd;
+  int best = -1;
+  for(fd = 0; fd < shi_table_size; fd++){
+    int mode;
+    if( shi_table[fd].inode != i || shi_is_foreign((int)fd, i) ) continue;
+    mode = fcntl((int)fd, F_GETFL) & O_ACCMODE;
+    if( best < 0 || mode == O_RDWR ){ best = (int)fd; *access = mode; }
+  }
+  return best;
+}
+
+/* A new owner that has none of the locks which the lost one had. On failure the inode stays lost. */
+static void begin_anew(struct inode *i){
+  int access = O_RDONLY, fd = best_descriptor(i, &access);
+  int owner = fd < 0 ? -1 : open_owner(fd, access == O_RDWR ? O_RDWR : O_RDONLY, i, &i->mark);
+  if( owner < 0 ) return;
+  i->owner = owner;
+  i->writable = (access == O_RDWR);
+  i->lost = 0;
+}
+
 /* Sees to it that the inode has an owner that can take locks of this type. 0, or -1 with errno set. */
 static int ready_owner(struct inode *i, int fd, int type){
-  int access, owner;
-  off_t mark;
+  int access;
   if( i->owner >= 0 && (type != F_WRLCK || i->writable) ) return 0;
   access = fcntl(fd, F_GETFL);
   if( access < 0 ) return -1;
@@ -331,20 +452,11 @@ static int ready_owner(struct inode *i, int fd, int type){
     errno = EBADF;   /* what the kernel says to a write lock on a read-only descriptor */
     return -1;
   }
-  owner = open_owner(fd, access == O_RDWR ? O_RDWR : O_RDONLY, i, &mark);
-  if( owner < 0 ) return -1;
-  /* The new owner has the read locks before the old one lets them go. */
-  if( take_recorded(i, owner) != 0 ){
-    close(owner);
-    errno = EIO;
-    return -1;
+  switch( replace_owner(i, fd, access) ){
+    case 0: return 0;
+    case -2: errno = EIO;
   }
-  close_owner(i);
-  i->owner = owner;
-  i->mark = mark;
-  i->writable = (access == O_RDWR);
-  i->inherited = 0;
-  return 0;
+  return -1;
 }
 
 /* ---- fork ---- */
@@ -356,7 +468,7 @@ static int holds_write(const struct inode *i){
 }
 
 /* The length of a path without what SQLite appends to the name of the main file. */
-static size_t family_length(const char *path){
+size_t shi_family_length(const char *path){
   static const char *const suffixes[] = { "-wal", "-shm", "-journal" };
   size_t length = strlen(path), n;
   for(n = 0; n < sizeof suffixes / sizeof *suffixes; n++){
@@ -370,39 +482,25 @@ static size_t family_length(const char *path){
 static int is_parents(const char *path){
   size_t n, length;
   if( !forked_while_writing ) return 0;
-  length = family_length(path);
-  for(n = 0; n < table_size; n++){
-    const struct descriptor *d = &table[n];
+  length = shi_family_length(path);
+  for(n = 0; n < shi_table_size; n++){
+    const struct descriptor *d = &shi_table[n];
     if( d->inode == 0 || !d->inode->parents ) continue;
-    if( family_length(d->path) == length && memcmp(d->path, path, length) == 0 ) return 1;
+    if( shi_family_length(d->path) == length && memcmp(d->path, path, length) == 0 ) return 1;
   }
   return 0;
 }
 
 /* True if a descriptor of this inode has a path of a family that is the parent's. */
-static int inode_is_parents(const struct inode *i){
+int shi_inode_is_parents(const struct inode *i){
   size_t n;
-  for(n = 0; n < table_size; n++) if( table[n].inode == i && is_parents(table[n].path) ) return 1;
+  for(n = 0; n < shi_table_size; n++) if( shi_table[n].inode == i && is_parents(shi_table[n].path) ) return 1;
   return 0;
-}
-
-/* Puts a private copy of the memory in its place. On failure the memory can only be read from now on. */
-static void make_private(const struct mapping *m){
-  char *copy = mmap(0, m->length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if( copy != MAP_FAILED ){
-    copying = 1;
-    memcpy(copy, m->at, m->length);
-    copying = 0;
-    if( mremap(copy, m->length, m->length, MREMAP_MAYMOVE | MREMAP_FIXED, m->at) != MAP_FAILED ) return;
-    munmap(copy, m->length);
-  }
-  mprotect(m->at, m->length, PROT_READ);
 }
 
 static void become_child(void){
   size_t n;
   struct inode *i;
-  struct mapping *m;
   int writing = forked_while_writing;
   for(n = 0; n < BUCKETS; n++){
     for(i = buckets[n]; i; i = i->next){
@@ -412,32 +510,30 @@ static void become_child(void){
     }
   }
   forked_while_writing = writing;
-  if( writing ){
-    for(m = mappings; m; m = m->next) if( m->inode && inode_is_parents(m->inode) ) make_private(m);
-  }
+  if( writing ) shi_copy_parents_maps();
   home = getpid();
 }
 
-static void before_fork(void){ pthread_mutex_lock(&mutex); }
-static void after_fork_parent(void){ pthread_mutex_unlock(&mutex); }
-static void after_fork_child(void){ become_child(); pthread_mutex_unlock(&mutex); }
+static void before_fork(void){ pthread_mutex_lock(&shi_mutex); }
+static void after_fork_parent(void){ pthread_mutex_unlock(&shi_mutex); }
+static void after_fork_child(void){ become_child(); pthread_mutex_unlock(&shi_mutex); }
 
-static void enter(void){
-  pthread_mutex_lock(&mutex);
+void shi_enter(void){
+  pthread_mutex_lock(&shi_mutex);
   /* A raw clone() runs no fork handlers. */
   if( home != getpid() ) become_child();
 }
 
-static void leave(void){ pthread_mutex_unlock(&mutex); }
+void shi_leave(void){ pthread_mutex_unlock(&shi_mutex); }
 
 /* ---- the replacements ---- */
 
 int sh_open(const char *path, int flags, int mode){
   int error, fd = real_open(path, flags, mode);
   if( fd < 0 ) return fd;
-  enter();
+  shi_enter();
   error = note_descriptor(fd, path);
-  leave();
+  shi_leave();
   if( error ){
     real_close(fd);
     errno = error;
@@ -446,27 +542,21 @@ int sh_open(const char *path, int flags, int mode){
   return fd;
 }
 
-static struct inode *inode_of(int fd){
-  return fd >= 0 && (size_t)fd < table_size ? table[fd].inode : 0;
-}
-
-/* True if the number does not belong to the file that SQLite opened by it any more. */
-static int is_foreign(int fd, const struct inode *i){
-  struct stat st;
-  return fstat(fd, &st) != 0 || st.st_dev != i->device || st.st_ino != i->number;
+struct inode *shi_inode_of(int fd){
+  return fd >= 0 && (size_t)fd < shi_table_size ? shi_table[fd].inode : 0;
 }
 
 int sh_close(int fd){
   int rc = 0, foreign;
   const struct inode *i;
-  enter();
-  i = inode_of(fd);
+  shi_enter();
+  i = shi_inode_of(fd);
   /* What somebody else opened by this number meanwhile is not SQLite's to close. */
-  foreign = i && is_foreign(fd, i);
+  foreign = i && shi_is_foreign(fd, i);
   forget_descriptor(fd);
   /* Inside the mutex, so that the number is not noted anew before it is free. */
   if( !foreign ) rc = real_close(fd);
-  leave();
+  shi_leave();
   return rc;
 }
 
@@ -483,8 +573,8 @@ static int is_exclusive(const struct inode *i){
 /* The descriptor of the main file whose log or index has this path, if this process has that file to itself. */
 static struct descriptor *exclusive_main(const char *path, size_t main_length){
   size_t n;
-  for(n = 0; n < table_size; n++){
-    struct descriptor *d = &table[n];
+  for(n = 0; n < shi_table_size; n++){
+    struct descriptor *d = &shi_table[n];
     if( d->inode == 0 || strncmp(d->path, path, main_length) != 0 || d->path[main_length] != 0 ) continue;
     if( is_exclusive(d->inode) ) return d;
   }
@@ -518,10 +608,10 @@ int sh_unlink(const char *path){
   struct descriptor *d;
   if( has_suffix(path, length, "-wal") ) what = UNLINK_WAL;
   if( has_suffix(path, length, "-shm") ) what = UNLINK_SHM;
-  enter();
+  shi_enter();
   refused = what != 0 || is_parents(path);
   if( what && (d = exclusive_main(path, length - 4)) != 0 ) d->inode->unlinks |= what;
-  leave();
+  shi_leave();
   if( refused ){
     errno = EPERM;
     return -1;
@@ -537,19 +627,18 @@ static int lock_call(int fd, struct inode *i, int command, struct flock *lock){
   if( lock->l_whence != SEEK_SET ){ errno = EINVAL; return -1; }
   if( fstat(fd, &st) != 0 ) return -1;
   if( st.st_dev != i->device || st.st_ino != i->number ){ errno = EIO; return -1; }
-  if( i->owner >= 0 && !owner_is_ours(i) ){
-    i->owner = -1;
-    i->lost = 1;
-  }
+  look_at_owner(i);
+  if( command != F_GETLK && lock->l_type == F_UNLCK ) notice_betrayal(i, lock->l_start, range_end(lock));
+  if( i->lost && watched ) begin_anew(i);
   /* Without an owner there is nothing to release but the record; a child gives up what it inherited this way. */
   if( command != F_GETLK && lock->l_type == F_UNLCK && i->owner < 0 ){
     if( reserve_ranges(i) != 0 ){ errno = ENOMEM; return -1; }
     record_range(i, lock->l_start, range_end(lock), F_UNLCK);
     return 0;
   }
-  if( i->lost || is_parents(table[fd].path) ){ errno = EIO; return -1; }
+  if( i->lost || is_parents(shi_table[fd].path) ){ errno = EIO; return -1; }
   if( i->unlinks && command != F_GETLK && lock->l_type == F_RDLCK && lock->l_start == SHARED_FIRST ){
-    if( make_up(&table[fd]) != 0 ) return -1;
+    if( make_up(&shi_table[fd]) != 0 ) return -1;
   }
   if( reserve_ranges(i) != 0 ){ errno = ENOMEM; return -1; }
   if( ready_owner(i, fd, command == F_GETLK ? F_RDLCK : lock->l_type) != 0 ) return -1;
@@ -564,9 +653,9 @@ static int lock_call(int fd, struct inode *i, int command, struct flock *lock){
   }
   if( command == F_SETLKW ){
     do {
-      leave();
+      shi_leave();
       rc = fcntl(owner, F_OFD_SETLKW, &asked);
-      enter();
+      shi_enter();
       /* Another thread may have replaced a read-only owner meanwhile; its locks went with it. */
       if( rc != 0 || owner == i->owner ) break;
       owner = i->owner;
@@ -574,7 +663,13 @@ static int lock_call(int fd, struct inode *i, int command, struct flock *lock){
   }else{
     rc = fcntl(owner, F_OFD_SETLK, &asked);
   }
+  if( rc != 0 && asked.l_type == F_UNLCK && !owner_is_ours(i) ){
+    /* Its number was closed at this very moment. SQLite would believe for ever that the lock is still there. */
+    look_at_owner(i);
+    rc = 0;
+  }
   if( rc == 0 && reserve_ranges(i) == 0 ) record_range(i, asked.l_start, range_end(&asked), asked.l_type);
+  if( rc == 0 ) try_the_kernel(i, &asked);
   return rc;
 }
 
@@ -589,98 +684,35 @@ int sh_fcntl(int fd, int command, ...){
   if( command != F_SETLK && command != F_SETLKW && command != F_GETLK ){
     return real_fcntl(fd, command, argument);
   }
-  enter();
-  i = inode_of(fd);
+  shi_enter();
+  i = shi_inode_of(fd);
   if( i == 0 ){
     /* Opened before the core was installed: its locks are POSIX locks already. */
-    leave();
+    shi_leave();
     return real_fcntl(fd, command, argument);
   }
   rc = lock_call(fd, i, command, argument);
   {
     int error = errno;
-    leave();
+    shi_leave();
     errno = error;
   }
   return rc;
-}
-
-/* Gives up every file of the family that this inode belongs to. The mutex is held. */
-static void give_up(const struct inode *gone){
-  struct mapping *m;
-  size_t n, k;
-  for(n = 0; n < table_size; n++){
-    size_t length;
-    if( table[n].inode != gone ) continue;
-    length = family_length(table[n].path);
-    for(k = 0; k < table_size; k++){
-      const struct descriptor *d = &table[k];
-      if( d->inode && family_length(d->path) == length && strncmp(d->path, table[n].path, length) == 0 ){
-        d->inode->given_up = 1;
-      }
-    }
-  }
-  for(m = mappings; m; m = m->next){
-    if( m->inode == 0 || !m->inode->given_up ) continue;
-    mmap(m->at, m->length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-  }
-}
-
-/* 1 if the address is in a mapping of SQLite's, which can be touched from now on. */
-static int give_way(const char *address){
-  struct mapping *m;
-  int found = 0;
-  /* SQLite touches its mappings while it holds no lock of the core; only a child that copies one does. */
-  int locked = !copying;
-  if( locked ) pthread_mutex_lock(&mutex);
-  for(m = mappings; m; m = m->next){
-    if( address < m->at || address >= m->at + m->length ) continue;
-    found = mmap(m->at, m->length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
-    if( m->inode ) give_up(m->inode);
-    break;
-  }
-  if( locked ) pthread_mutex_unlock(&mutex);
-  return found;
-}
-
-static void on_bus(int number, siginfo_t *info, void *context){
-  int error = errno;
-  int given = info->si_code > 0 && give_way(info->si_addr);
-  errno = error;
-  if( given ) return;
-  if( bus_before.sa_flags & SA_SIGINFO ){
-    bus_before.sa_sigaction(number, info, context);
-  }else if( bus_before.sa_handler == SIG_DFL || (bus_before.sa_handler == SIG_IGN && info->si_code > 0) ){
-    /* What the system does by itself; a signal that was sent comes once more. */
-    signal(number, SIG_DFL);
-    if( info->si_code <= 0 ) raise(number);
-  }else if( bus_before.sa_handler != SIG_IGN ){
-    bus_before.sa_handler(number);
-  }
-}
-
-static int answer_bus(void){
-  struct sigaction answer;
-  memset(&answer, 0, sizeof answer);
-  sigemptyset(&answer.sa_mask);
-  answer.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  answer.sa_sigaction = on_bus;
-  return sigaction(SIGBUS, &answer, &bus_before) == 0 ? 0 : errno;
 }
 
 /* 0 if SQLite may change the file behind its descriptor now, or -1 with errno set. */
 static int may_change(int fd){
   const struct inode *i;
   int rc = 0;
-  enter();
-  i = inode_of(fd);
-  if( i && (i->given_up || is_foreign(fd, i) || is_parents(table[fd].path)) ){
+  shi_enter();
+  i = shi_inode_of(fd);
+  if( i && (i->given_up || shi_is_foreign(fd, i) || is_parents(shi_table[fd].path)) ){
     errno = EIO;
     rc = -1;
   }else if( i && i->unlinks ){
-    rc = make_up(&table[fd]);
+    rc = make_up(&shi_table[fd]);
   }
-  leave();
+  shi_leave();
   return rc;
 }
 
@@ -705,40 +737,6 @@ int sh_fallocate(int fd, off_t offset, off_t length){
   return may_change(fd) == 0 ? real_fallocate(fd, offset, length) : errno;
 }
 
-void *sh_mmap(void *wanted, size_t length, int protection, int flags, int fd, off_t offset){
-  struct mapping *m;
-  void *at = real_mmap(wanted, length, protection, flags, fd, offset);
-  if( at == MAP_FAILED || !(protection & PROT_WRITE) || !(flags & MAP_SHARED) ) return at;
-  m = malloc(sizeof *m);
-  if( m == 0 ){
-    real_munmap(at, length);
-    errno = ENOMEM;
-    return MAP_FAILED;
-  }
-  enter();
-  m->inode = inode_of(fd);
-  m->at = at;
-  m->length = length;
-  m->next = mappings;
-  mappings = m;
-  leave();
-  return at;
-}
-
-int sh_munmap(void *at, size_t length){
-  struct mapping **m, *gone;
-  int rc;
-  enter();
-  for(m = &mappings; *m && (*m)->at != (char *)at; m = &(*m)->next){}
-  gone = *m;
-  if( gone ) *m = gone->next;
-  /* Inside the mutex, so that the address is not noted anew before it is free. */
-  rc = real_munmap(at, length);
-  leave();
-  free(gone);
-  return rc;
-}
-
 /* ---- doors for the crate ---- */
 
 int sh_prepare(void){
@@ -747,7 +745,7 @@ int sh_prepare(void){
   home = getpid();
   clock_gettime(CLOCK_MONOTONIC, &now);
   marks = (uint64_t)now.tv_nsec ^ ((uint64_t)home << 32) ^ (uint64_t)(uintptr_t)&now;
-  if( answer_bus() != 0 ) return errno;
+  if( shi_answer_bus() != 0 ) return errno;
   return pthread_atfork(before_fork, after_fork_parent, after_fork_child);
 }
 
@@ -763,8 +761,8 @@ static const struct { const char *name; any replacement; any *original; } calls[
   { "pwrite64", (any)sh_pwrite64, (any *)&real_pwrite64 },
   { "ftruncate", (any)sh_ftruncate, (any *)&real_ftruncate },
   { "fallocate", (any)sh_fallocate, (any *)&real_fallocate },
-  { "mmap",     (any)sh_mmap,     (any *)&real_mmap },
-  { "munmap",   (any)sh_munmap,   (any *)&real_munmap },
+  { "mmap",     (any)sh_mmap,     (any *)&shi_real_mmap },
+  { "munmap",   (any)sh_munmap,   (any *)&shi_real_munmap },
 };
 
 const char *sh_call_name(size_t n){
@@ -789,21 +787,21 @@ static void describe(int fd, struct sh_descriptor *out){
 
 size_t sh_descriptors(const char *path, struct sh_descriptor *out, size_t room){
   size_t fd, found = 0;
-  enter();
-  for(fd = 0; fd < table_size; fd++){
-    if( table[fd].inode == 0 || strcmp(table[fd].path, path) != 0 ) continue;
+  shi_enter();
+  for(fd = 0; fd < shi_table_size; fd++){
+    if( shi_table[fd].inode == 0 || strcmp(shi_table[fd].path, path) != 0 ) continue;
     if( found < room ) describe((int)fd, &out[found]);
     found++;
   }
-  leave();
+  shi_leave();
   return found;
 }
 
 int sh_in_use(uint64_t device, uint64_t inode){
   int found;
-  enter();
-  found = find((dev_t)device, (ino_t)inode) != 0;
-  leave();
+  shi_enter();
+  found = shi_find((dev_t)device, (ino_t)inode) != 0;
+  shi_leave();
   return found;
 }
 
@@ -811,37 +809,69 @@ int sh_owner(uint64_t device, uint64_t inode, struct sh_range *out, size_t room,
   struct inode *i;
   int owner = -1;
   *count = 0;
-  enter();
-  i = find((dev_t)device, (ino_t)inode);
+  shi_enter();
+  i = shi_find((dev_t)device, (ino_t)inode);
   if( i && owner_is_ours(i) ){
     owner = i->owner;
     *count = i->held;
     memcpy(out, i->ranges, (i->held < room ? i->held : room) * sizeof *out);
   }
-  leave();
+  shi_leave();
   return owner;
 }
 
-/* A descriptor of the inode that can be read at a position: the owner, else one of SQLite's. -1: none. */
-static int readable(const struct inode *i){
-  size_t fd;
-  if( i->owner >= 0 && !is_foreign(i->owner, i) ) return i->owner;
-  for(fd = 0; fd < table_size; fd++) if( table[fd].inode == i && !is_foreign((int)fd, i) ) return (int)fd;
-  return -1;
+int sh_standing(uint64_t device, uint64_t inode, int64_t start, int64_t end){
+  struct inode *i;
+  int state = SH_BROKEN;
+  shi_enter();
+  i = shi_find((dev_t)device, (ino_t)inode);
+  watched = 1;
+  if( i ) state = standing(i, start, end);
+  shi_leave();
+  return state;
 }
 
-ssize_t sh_read(uint64_t device, uint64_t inode, void *out, size_t count, int64_t offset){
+void sh_betray(uint64_t device, uint64_t inode){
   struct inode *i;
-  ssize_t got = -1;
-  int fd, error;
-  enter();
-  i = find((dev_t)device, (ino_t)inode);
-  errno = ESTALE;
-  if( i && !i->given_up && (fd = readable(i)) >= 0 ) got = pread(fd, out, count, offset);
-  error = errno;
-  leave();
-  errno = error;
-  return got;
+  shi_enter();
+  i = shi_find((dev_t)device, (ino_t)inode);
+  if( i ) i->betrayed = 1;
+  shi_leave();
+}
+
+int sh_has(int owner, const struct sh_range *range, int listed){
+  return listed ? is_listed(owner, range) : kernel_has(owner, range);
+}
+
+/* Opens a new owner, if no write lock would be lost with the old one. */
+static int renew_owner(struct inode *i){
+  int access, fd = best_descriptor(i, &access);
+  if( holds_write(i) ){ errno = EBUSY; return -1; }
+  if( fd < 0 ){ errno = EBADF; return -1; }
+  return replace_owner(i, fd, access);
+}
+
+int sh_retake(uint64_t device, uint64_t inode, int64_t start, int64_t end){
+  struct inode *i;
+  int error = ENOLCK, state = SH_BROKEN;
+  shi_enter();
+  i = shi_find((dev_t)device, (ino_t)inode);
+  if( i ) state = standing(i, start, end);
+  if( state == SH_STANDS ){
+    error = 0;
+  }else if( state == SH_FELL ){
+    /* Whoever dropped the lock may have the old description still, and do it again. */
+    if( renew_owner(i) == 0 ){
+      i->lost = 0;
+      error = 0;
+    }else if( errno != EAGAIN && errno != EACCES && i->owner >= 0 ){
+      error = set_lock(i->owner, F_OFD_SETLK, F_RDLCK, start, end) == 0 ? 0 : errno;
+    }else{
+      error = errno;
+    }
+  }
+  shi_leave();
+  return error;
 }
 
 int sh_locked(uint64_t device, uint64_t inode, int64_t start, int64_t end){
@@ -849,11 +879,11 @@ int sh_locked(uint64_t device, uint64_t inode, int64_t start, int64_t end){
   struct flock lock;
   size_t fd;
   int rc = -1;
-  enter();
-  i = find((dev_t)device, (ino_t)inode);
+  shi_enter();
+  i = shi_find((dev_t)device, (ino_t)inode);
   /* Not the owner: to itself its own locks are no obstacle. */
-  for(fd = 0; i && fd < table_size; fd++){
-    if( table[fd].inode != i || is_foreign((int)fd, i) ) continue;
+  for(fd = 0; i && fd < shi_table_size; fd++){
+    if( shi_table[fd].inode != i || shi_is_foreign((int)fd, i) ) continue;
     memset(&lock, 0, sizeof lock);
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
@@ -862,24 +892,16 @@ int sh_locked(uint64_t device, uint64_t inode, int64_t start, int64_t end){
     if( fcntl((int)fd, F_OFD_GETLK, &lock) == 0 ) rc = lock.l_type != F_UNLCK;
     break;
   }
-  leave();
+  shi_leave();
   return rc;
-}
-
-void sh_give_up(uint64_t device, uint64_t inode){
-  struct inode *i;
-  enter();
-  i = find((dev_t)device, (ino_t)inode);
-  if( i ) give_up(i);
-  leave();
 }
 
 void sh_counts(size_t *owners, size_t *descriptors){
   size_t n, fd;
   struct inode *i;
   *owners = *descriptors = 0;
-  enter();
+  shi_enter();
   for(n = 0; n < BUCKETS; n++) for(i = buckets[n]; i; i = i->next) *owners += i->owner >= 0;
-  for(fd = 0; fd < table_size; fd++) *descriptors += table[fd].inode != 0;
-  leave();
+  for(fd = 0; fd < shi_table_size; fd++) *descriptors += shi_table[fd].inode != 0;
+  shi_leave();
 }

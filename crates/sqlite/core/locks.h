@@ -42,6 +42,26 @@ int sh_in_use(uint64_t device, uint64_t inode);
 /* The owner descriptor of an inode (-1: none) and the ranges that it should hold. */
 int sh_owner(uint64_t device, uint64_t inode, struct sh_range *out, size_t room, size_t *count);
 
+enum {
+  SH_STANDS = 0,     /* all that is recorded for the inode is there, the asked range among it */
+  SH_FELL = 1,       /* the asked range alone is gone */
+  SH_BROKEN = 2      /* it was never taken, or a lock of a transaction is gone as well */
+};
+
+/* How a standing lock of an inode is by the kernel's account: one of the above. */
+int sh_standing(uint64_t device, uint64_t inode, int64_t start, int64_t end);
+
+/* Takes a standing lock again that fell, on a description that nobody else has if that is possible. 0, or an errno: EAGAIN
+** if somebody else's lock is in the way, ENOLCK if more than this one is gone. */
+int sh_retake(uint64_t device, uint64_t inode, int64_t start, int64_t end);
+
+/* What runs in a transaction on this inode proves nothing: it is SH_BROKEN until SQLite has closed it. */
+void sh_betray(uint64_t device, uint64_t inode);
+
+/* 1 if a description has all of a lock, 0 if not, -1 if that cannot be found out; with `listed` by /proc, which every kernel
+** can be asked. For tests: the core chooses by itself. */
+int sh_has(int owner, const struct sh_range *range, int listed);
+
 /* Reads at a position from a file that SQLite has open, and moves no offset. -1 with ESTALE when nothing of this
 ** process has that file open, or its family was given up. */
 ssize_t sh_read(uint64_t device, uint64_t inode, void *out, size_t count, int64_t offset);

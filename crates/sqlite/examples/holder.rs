@@ -15,6 +15,9 @@
     reason = "doing it by ordinary means is the point, and it is a tool at the end of a pipe"
 )]
 
+#[path = "holder_parts/sabotage.rs"]
+mod sabotage;
+
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::io::{BufRead, Write};
@@ -23,6 +26,7 @@ use std::path::Path;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags};
 use statehouse_sqlite::admission::{Admission, Wanted};
+use statehouse_sqlite::generation::Record;
 use statehouse_sqlite::turnstile::Turnstile;
 use statehouse_sqlite::{Database, Event, Failure, Family, Options, Schema, Status, locks};
 
@@ -31,6 +35,7 @@ type Answer = Result<String, String>;
 fn main() {
     let mut connections = HashMap::new();
     let mut database = None;
+    let mut reading = None;
     let mut admission = None;
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let (verb, rest) = line.split_once(' ').unwrap_or((&line, ""));
@@ -57,6 +62,17 @@ fn main() {
                 Some(open) => with_database(open, verb, rest),
                 None => Err("no database is open".into()),
             },
+            "put-when" | "batter" | "read-on" => match &database {
+                None => Err("no database is open".into()),
+                Some(open) if verb == "put-when" => sabotage::put_when(open, rest).map(|()| String::new()),
+                Some(open) if verb == "batter" => sabotage::batter(open, rest),
+                // A read that goes on until it is told to `read-end`.
+                Some(open) => sabotage::Reading::begin(open).map(|begun| {
+                    reading = Some(begun);
+                    String::new()
+                }),
+            },
+            "read-end" => reading.take().ok_or("nothing is being read".into()).and_then(sabotage::Reading::end),
             _ => order(&mut connections, &line),
         };
         match answer {
@@ -107,6 +123,14 @@ fn order(connections: &mut HashMap<String, Connection>, line: &str) -> Answer {
         "owner" => Ok(owner(rest)?.to_string()),
         // Frees the owner's number and lets another file have it, as something that closes all descriptors would.
         "steal" => replace(&owner(first)?.to_string(), second),
+        // Whether the locks of the generation at the path stand, by a record that is made now.
+        "locked" => {
+            let family = Family::of(Path::new(rest)).map_err(|e| e.to_string())?;
+            Ok(Record::take(&family).map_err(|e| e.to_string())?.locked().to_string())
+        }
+        "unlock" => sabotage::unlock(rest),
+        "shut" => sabotage::shut(rest),
+        "accomplice" => sabotage::accomplice(rest),
         // replace NUMBER PATH: what was open by this number is closed, and the file is open by it instead.
         "replace" => replace(first, second),
         // A copy of the process that the C library knows nothing of; it does nothing and dies with it.

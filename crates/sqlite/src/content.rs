@@ -9,7 +9,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::{Error, Result};
-use crate::examine::{Examiner, Finding, Look, Seen};
+use crate::examine::{Examiner, Finding, Look, Seen, Stamp};
 use crate::family::{Family, Generation, Member, Status};
 use crate::index::Index;
 use crate::{locks, proof};
@@ -17,6 +17,10 @@ use crate::{locks, proof};
 /// What one handle has seen of the content of its generation.
 #[derive(Debug, Default)]
 pub(crate) struct Content(Mutex<Seen>);
+
+/// When the index was changed last before it was found whole, if that was seen.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct IndexMark(Option<Stamp>);
 
 impl Content {
     /// Proves, as far as a look can, that nobody has destroyed the content. `index` must have been read before `statuses`.
@@ -60,6 +64,23 @@ impl Content {
     /// Which making of the index this process has used.
     pub(crate) fn making(&self) -> Option<u32> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).index.map(|i| i.making)
+    }
+
+    /// The index as the last look found it.
+    pub(crate) fn index_mark(&self) -> IndexMark {
+        IndexMark(self.0.lock().unwrap_or_else(PoisonError::into_inner).whole)
+    }
+
+    /// True if nobody has changed the length of the index since the mark; or, if that cannot be told and this process is `idle`,
+    /// if every frame is found in it.
+    pub(crate) fn index_survived(
+        &self,
+        family: &Family,
+        generation: &Generation,
+        before: IndexMark,
+        idle: bool,
+    ) -> bool {
+        Examiner { family, generation }.index_survived(before.0, idle)
     }
 
     /// As [`Content::check`], after SQLite has said that something is damaged: the log is read from its beginning.

@@ -98,6 +98,11 @@ impl Database {
             shared.queue.rouse();
             shared.gate.wait(shared.options.patience)?;
         }
+        // Until it has ended the handle goes on in no other generation.
+        let query = |c: &Connection| match query(c) {
+            Ok(_) if shared.gate.record().is_betrayed() => Err(Error::LocksLost),
+            answer => answer,
+        };
         match shared.readers.read(shared.options.patience, query) {
             // Nobody is let in to read while the handle is cut off.
             Err(Error::Busy { waited, holder }) => {

@@ -91,7 +91,7 @@ impl Look {
 
 /// What changes with every write, and with nothing else that matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+pub(crate) struct Stamp {
     size: u64,
     modified_ns: i64,
     changed_ns: i64,
@@ -123,7 +123,7 @@ pub(crate) struct Seen {
     pub(crate) verdict: Option<Error>,
     pub(crate) index: Option<Index>,
     /// The index file when it was found whole.
-    whole: Option<Stamp>,
+    pub(crate) whole: Option<Stamp>,
     main: Option<Known>,
 }
 
@@ -189,6 +189,25 @@ impl Examiner<'_> {
             }
         }
         finding
+    }
+
+    /// See [`crate::content::Content::index_survived`].
+    pub(crate) fn index_survived(&self, before: Option<Stamp>, idle: bool) -> bool {
+        for _ in 0..TRIES {
+            let Some(look) = Look::take(self.family, self.generation) else { return false };
+            if before == Some(Stamp::of(&look.shm)) {
+                return true;
+            }
+            if !idle {
+                return false;
+            }
+            if let (Some(index), Some(file)) = (look.index, self.file(Member::Shm)) {
+                return index.is_whole(&file).unwrap_or(false);
+            }
+            // Somebody writes its head at this moment.
+            std::thread::sleep(PAUSE);
+        }
+        false
     }
 
     /// What is wrong with index and log, if nobody has begun the log anew meanwhile.

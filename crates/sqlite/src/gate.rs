@@ -102,12 +102,13 @@ impl Gate {
         }
     }
 
-    /// Cuts the handle off. The first reason stays, unless it has turned out to be destruction.
+    /// Cuts the handle off. The first reason stays, unless it was only that locks were lost, or it has turned out to be
+    /// destruction.
     pub(crate) fn fence(&self, why: Error) {
         let mut state = self.lock();
         match &state.phase {
             Phase::Open => state.phase = Phase::Fenced(why),
-            Phase::Fenced(_) if why.needs_a_person() => {
+            Phase::Fenced(before) if why.needs_a_person() || matches!(before, Error::LocksLost) => {
                 state.phase = Phase::Fenced(why);
             }
             Phase::Fenced(_) | Phase::Parked(_) | Phase::Closed => {}

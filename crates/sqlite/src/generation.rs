@@ -1,16 +1,16 @@
 //! The generation that a handle uses, and whether the paths still name it.
 //!
-//! The check is three `statx` calls by path, a look at the two owner descriptors that hold this process's locks, and a look at
-//! the content (`content.rs`). It opens nothing, takes no lock, and is made before and after every commit, before every
+//! The check is three `statx` calls by path, a question to the kernel for the locks of this process (`heal.rs` says why), and
+//! a look at the content (`content.rs`). It opens none of the files, takes no lock, and is made before and after every commit, before every
 //! read, and four times a second on an idle handle.
 
 use std::sync::Arc;
 
-use crate::content::Content;
+use crate::content::{Content, IndexMark};
 use crate::error::{Error, Result};
 use crate::family::{Family, Generation, Member};
 use crate::index::Index;
-use crate::locks::{self, OpenFile};
+use crate::locks::{self, OpenFile, Standing};
 
 /// The bytes of the main file that every connection to a generation holds a shared lock on (os_unix.c, `SHARED_FIRST`).
 pub const SHARED_BYTES: (i64, i64) = (0x4000_0002, 0x4000_0002 + 510);
@@ -27,6 +27,9 @@ pub struct Record {
 }
 
 impl Record {
+    /// The two locks that stand as long as a connection does, and keep the generation in place.
+    pub(crate) const STANDING: [(Member, (i64, i64)); 2] = [(Member::Main, SHARED_BYTES), (Member::Shm, PRESENCE_BYTE)];
+
     /// Records what SQLite really has open in this process, and proves that the paths name exactly that.
     ///
     /// Any descriptor of the family that this process has open must be of this generation: SQLite shares one index
@@ -64,7 +67,7 @@ impl Record {
     ///
     /// # Errors
     /// [`Error::Retired`] with the members that differ (a path that cannot be looked at counts as one that does),
-    /// [`Error::LocksLost`] when an owner descriptor was taken away, [`Error::Destroyed`], or [`Error::Doubtful`].
+    /// [`Error::LocksLost`] when a lock is gone, [`Error::Destroyed`], or [`Error::Doubtful`].
     pub fn check(&self) -> Result<()> {
         // Before the files: what the index says was true of them when it was read.
         let index = self.generation.shm.map_or(Ok(None), |shm| Index::read(&OpenFile(shm)));
@@ -101,11 +104,35 @@ impl Record {
         }
     }
 
-    /// True if this process holds, by the lock core's own account, both locks that keep the generation in place.
+    /// True if this process holds, by the kernel's account, both locks that keep the generation in place, and every lock of
+    /// its transactions.
     pub fn locked(&self) -> bool {
-        let holds = |member, (start, end)| {
-            self.generation.get(member).and_then(locks::owned).is_some_and(|o| o.covers(start, end))
+        let stands = |(member, bytes)| {
+            self.generation.get(member).is_some_and(|file| locks::standing(file, bytes) == Standing::Stands)
         };
-        holds(Member::Main, SHARED_BYTES) && holds(Member::Shm, PRESENCE_BYTE)
+        Record::STANDING.into_iter().all(stands)
+    }
+
+    /// True if a lock of a transaction of this process is gone. To be asked before a transaction ends: what was read in it
+    /// proves nothing then.
+    pub(crate) fn is_betrayed(&self) -> bool {
+        self.generation.shm.is_some_and(|shm| locks::standing(shm, PRESENCE_BYTE) == Standing::Broken)
+    }
+
+    /// The index as the last look found it. No look notes anything while a lock is missing.
+    pub(crate) fn index_mark(&self) -> IndexMark {
+        self.content.index_mark()
+    }
+
+    /// True if the index is the one that this process has used all along, though its lock was gone since that mark.
+    pub(crate) fn index_survived(&self, before: IndexMark) -> bool {
+        let only = |file| locks::owned(file).is_some_and(|owned| owned.ranges.len() == 1);
+        let idle = self.generation.shm.is_some_and(only);
+        let survived = self.content.index_survived(&self.family, &self.generation, before, idle);
+        if !survived {
+            // Who reads by it at this moment is to be told.
+            self.generation.shm.into_iter().for_each(locks::betray);
+        }
+        survived
     }
 }

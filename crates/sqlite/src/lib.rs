@@ -55,6 +55,10 @@ pub mod generation;
 #[cfg(target_os = "linux")]
 pub mod headers;
 #[cfg(target_os = "linux")]
+mod heal;
+#[cfg(target_os = "linux")]
+pub mod incidents;
+#[cfg(target_os = "linux")]
 mod index;
 #[cfg(target_os = "linux")]
 mod keeper;

@@ -46,6 +46,11 @@ mod core {
         pub(super) fn sh_descriptors(path: *const c_char, out: *mut Descriptor, room: usize) -> usize;
         pub(super) fn sh_in_use(device: u64, inode: u64) -> c_int;
         pub(super) fn sh_owner(device: u64, inode: u64, out: *mut Range, room: usize, count: *mut usize) -> c_int;
+        pub(super) fn sh_standing(device: u64, inode: u64, start: i64, end: i64) -> c_int;
+        pub(super) fn sh_retake(device: u64, inode: u64, start: i64, end: i64) -> c_int;
+        pub(super) fn sh_betray(device: u64, inode: u64);
+        #[cfg(test)]
+        pub(super) fn sh_has(owner: c_int, range: *const Range, listed: c_int) -> c_int;
         pub(super) fn sh_read(device: u64, inode: u64, out: *mut u8, count: usize, offset: i64) -> isize;
         pub(super) fn sh_locked(device: u64, inode: u64, start: i64, end: i64) -> c_int;
         pub(super) fn sh_give_up(device: u64, inode: u64);
@@ -183,6 +188,47 @@ pub fn owned(identity: Identity) -> Option<Owned> {
     (owner >= 0).then_some(Owned { owner, ranges })
 }
 
+/// How a lock is that SQLite holds for as long as a connection stands, by the kernel's account.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It is there, and so is everything else that was taken on the file.
+    Stands,
+    /// It alone is gone.
+    Fell,
+    /// It was never taken, or a lock of a transaction is gone as well.
+    Broken,
+}
+
+/// Asks the kernel for the lock that stands on these bytes. Two system calls and one more for each lock; nothing is opened
+/// but, before Linux 6.6, a text of `/proc`.
+pub(crate) fn standing(identity: Identity, (start, end): (i64, i64)) -> Standing {
+    // SAFETY: the function only asks the kernel about a descriptor from the core's own table, under its mutex.
+    match unsafe { core::sh_standing(identity.device, identity.inode, start, end) } {
+        0 => Standing::Stands,
+        1 => Standing::Fell,
+        _ => Standing::Broken,
+    }
+}
+
+/// Takes a lock again that fell. It comes to lie on a description that nobody else has, if that is possible.
+///
+/// # Errors
+/// The system's answer: `EAGAIN` while somebody else's lock is in the way, `ENOLCK` if more than this lock is gone.
+pub(crate) fn retake(identity: Identity, (start, end): (i64, i64)) -> std::io::Result<()> {
+    // SAFETY: the core opens and closes only descriptors of its own, and compares before it closes one that it is still it.
+    match unsafe { core::sh_retake(identity.device, identity.inode, start, end) } {
+        0 => Ok(()),
+        errno => Err(std::io::Error::from_raw_os_error(errno)),
+    }
+}
+
+/// From now on the locks of this file count as broken, until SQLite has closed it: what reads or writes at this moment proves
+/// nothing.
+pub(crate) fn betray(identity: Identity) {
+    // SAFETY: the function only sets a mark in the core's own table, under its mutex.
+    unsafe { core::sh_betray(identity.device, identity.inode) }
+}
+
 /// A file that SQLite has open in this process, read through a descriptor that is there already: nothing is opened, and
 /// no offset is moved.
 #[derive(Debug, Clone, Copy)]
@@ -219,4 +265,61 @@ pub fn counts() -> (usize, usize) {
     // SAFETY: both arguments are valid places for a size.
     unsafe { core::sh_counts(&raw mut owners, &raw mut descriptors) };
     (owners, descriptors)
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+mod tests {
+    use super::*;
+    use crate::ofd::{self, Kind};
+
+    /// Older kernels must be asked by `/proc`; both ways must say the same whatever is locked.
+    #[test]
+    fn both_ways_of_asking_the_kernel_agree() {
+        use std::os::fd::AsRawFd;
+        let seed = std::env::var("STATEHOUSE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(0x5eed_u64);
+        println!("STATEHOUSE_SEED={seed}");
+        let mut state = seed | 1;
+        let mut below = |limit: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 20) % limit
+        };
+        let file = tempfile::tempfile().unwrap();
+        let (mut held, mut missing) = (0, 0);
+        for round in 0..3000 {
+            let range = ofd::Range { start: below(40) as i64, length: 1 + below(6) as i64 };
+            match below(3) {
+                0 => ofd::unlock(&file, range).unwrap(),
+                1 => assert!(ofd::try_lock(&file, Kind::Read, range).unwrap()),
+                _ => assert!(ofd::try_lock(&file, Kind::Write, range).unwrap()),
+            }
+            let start = below(40) as i64;
+            let asked = core::Range { start, end: start + 1 + below(8) as i64, write: below(2) as i32 };
+            // SAFETY: the range is a valid one that outlives both calls, and the descriptor is open.
+            let ask = |listed| unsafe { core::sh_has(file.as_raw_fd(), &raw const asked, listed) };
+            let (by_call, by_list) = (ask(0), ask(1));
+            assert_eq!(by_call, by_list, "round {round}: {}..{} write {}", asked.start, asked.end, asked.write);
+            assert!(by_call >= 0);
+            held += by_call;
+            missing += 1 - by_call;
+        }
+        assert!(held > 100 && missing > 100, "both answers came: {held} {missing}");
+    }
+
+    #[test]
+    fn a_lock_to_the_end_of_all_files_is_seen_both_ways() {
+        use std::os::fd::AsRawFd;
+        let file = tempfile::tempfile().unwrap();
+        assert!(ofd::try_lock(&file, Kind::Read, ofd::Range { start: 5, length: 0 }).unwrap());
+        for (start, expected) in [(5, 1), (1000, 1), (4, 0)] {
+            let asked = core::Range { start, end: i64::MAX, write: 0 };
+            for listed in [0, 1] {
+                // SAFETY: as above.
+                let has = unsafe { core::sh_has(file.as_raw_fd(), &raw const asked, listed) };
+                assert_eq!(has, expected, "{start} {listed}");
+            }
+        }
+    }
 }

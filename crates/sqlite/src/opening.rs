@@ -105,7 +105,7 @@ fn open_with(family: &Family, options: &Options, enter: &mut dyn FnMut(&Inspecte
             Ok(opened) => opened,
             // Somebody removed or replaced the files in between; or another handle of this process still has to notice it. An
             // old index beside a log that was just removed looks like a log that was cut off.
-            Err(Error::Retired { .. } | Error::Destroyed(_)) if n + 1 < TRIES => {
+            Err(Error::Retired { .. } | Error::LocksLost | Error::Destroyed(_)) if n + 1 < TRIES => {
                 drop(lock);
                 std::thread::sleep(PAUSE);
                 continue;

@@ -60,6 +60,12 @@ pub enum Event {
         /// The error that everybody gets meanwhile, as text.
         cause: String,
     },
+    /// Locks of this process were gone, and were taken again before anything had happened to the files. Nothing is lost; but
+    /// something in this process drops locks that are not its own.
+    Healed {
+        /// Which locks, as a fragment.
+        what: String,
+    },
     /// A capture of a retired generation was taken over into the live database.
     Merged {
         /// Rows that only the capture had.

@@ -19,7 +19,7 @@ use crate::retired::Kept;
 use crate::shared::{RETRY, Shared};
 use crate::turnstile::Turnstile;
 use crate::writer;
-use crate::{captures, destroyed, doubt, park, proof, putback, recovery, retired, secure, side};
+use crate::{captures, destroyed, doubt, heal, incidents, park, proof, putback, recovery, retired, secure, side};
 
 /// How long a recovery waits for the reads of its own process at a time. It holds a lock meanwhile that others want.
 const READS_END: Duration = Duration::from_millis(600);
@@ -43,6 +43,9 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
     let mut held = Held::new(shared, opened);
     while shared.queue.next() {
         let goes_on = if shared.gate.fenced() {
+            if heal::goes_on(&shared.gate, &shared.options) {
+                continue;
+            }
             if let Some(why) = shared.gate.cause() {
                 shared.options.tell(&Event::Fenced { cause: why.to_string() });
             }
@@ -128,6 +131,7 @@ fn reopen(shared: &Shared, held: &mut Held) -> bool {
         }
         match recovered {
             Ok(()) => {
+                let _ = incidents::close_own(&shared.family);
                 shared.options.tell(&Event::Reopened);
                 shared.queue.rouse();
                 return true;
@@ -157,18 +161,18 @@ fn turn(shared: &Shared, turnstile: &Turnstile, held: &Held) -> Result<()> {
     }
     let turn = turnstile.enter()?;
     let mut batch = shared.queue.take();
-    let (gate, queue) = (&shared.gate, &shared.queue);
+    let (gate, queue, options) = (&shared.gate, &shared.queue, &shared.options);
     match writer::commit(connection, &held.record, &mut batch) {
         Ok(()) if keeper::log_is_long(shared) => {
-            writer::acknowledge(connection, gate, &held.record, queue, batch);
+            writer::acknowledge(connection, gate, &held.record, queue, options, batch);
             keeper::finish(shared);
         }
         Ok(()) => {
             // The next process goes on while this one flushes and wakes up those who wait.
             drop(turn);
-            writer::acknowledge(connection, gate, &held.record, queue, batch);
+            writer::acknowledge(connection, gate, &held.record, queue, options, batch);
         }
-        Err(e) => writer::recover(connection, gate, &held.record, queue, batch, e),
+        Err(e) => writer::recover(connection, gate, &held.record, queue, options, batch, e),
     }
     Ok(())
 }

@@ -16,14 +16,15 @@ use crate::family::Family;
 use crate::flush::Committer;
 use crate::gate::Gate;
 use crate::generation::Record;
+use crate::options::Options;
 use crate::ticket::Answer;
-use crate::{busy, doubt};
+use crate::{busy, doubt, heal};
 
 /// The most requests that one commit takes. It bounds how long one process keeps the turn.
 const BATCH: usize = 256;
 
 /// How often a request is run anew after SQLite could not use the files, before its error is given to the one who asked.
-/// After a lost generation it is run anew until its patience is over.
+/// After a lost generation, or lost locks, it is run anew until its patience is over.
 const ATTEMPTS: u32 = 5;
 
 /// A write that somebody waits for.
@@ -253,13 +254,25 @@ pub(crate) fn commit(connection: &Committer, record: &Record, batch: &mut Vec<Qu
 
 /// Makes the commit durable and answers those who wait for it, if the paths still name the generation that it went to;
 /// otherwise fences the handle and has them run anew. Needs no turn, and both take longer than the commit.
-pub(crate) fn acknowledge(connection: &Committer, gate: &Gate, record: &Record, queue: &Queue, batch: Vec<Queued>) {
+pub(crate) fn acknowledge(
+    connection: &Committer,
+    gate: &Gate,
+    record: &Record,
+    queue: &Queue,
+    options: &Options,
+    batch: Vec<Queued>,
+) {
     if let Err(e) = make_durable(connection, record.family()) {
         // Not run anew: everybody can see the commit, and a request that is no new row by its id would count twice.
         answer(batch, &Err(e.again()));
         return gate.fence(e);
     }
-    match record.check() {
+    let looked = match record.check() {
+        // If nothing but the standing locks is gone, the commit is where it should be, and need not be made twice.
+        Err(Error::LocksLost) => heal::retake(record, options),
+        looked => looked,
+    };
+    match looked {
         Ok(()) => answer(batch, &Ok(())),
         Err(e) => fence(gate, queue, batch, e),
     }
@@ -282,6 +295,7 @@ pub(crate) fn recover(
     gate: &Gate,
     record: &Record,
     queue: &Queue,
+    options: &Options,
     mut batch: Vec<Queued>,
     why: Error,
 ) {
@@ -300,7 +314,7 @@ pub(crate) fn recover(
     while !batch.is_empty() {
         let rest = batch.split_off(1);
         match commit(connection, record, &mut batch) {
-            Ok(()) => acknowledge(connection, gate, record, queue, batch),
+            Ok(()) => acknowledge(connection, gate, record, queue, options, batch),
             Err(e) if e.poisons() => fence(gate, queue, batch, e),
             Err(e) => answer(batch, &Err(e)),
         }
@@ -312,7 +326,7 @@ pub(crate) fn recover(
 }
 
 fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) {
-    if !matches!(why, Error::Retired { .. } | Error::Destroyed(_)) {
+    if !matches!(why, Error::Retired { .. } | Error::LocksLost | Error::Destroyed(_)) {
         for queued in &mut batch {
             queued.attempts += 1;
         }

@@ -13,6 +13,7 @@ mod anchor;
 mod corners;
 mod generations;
 mod gone;
+mod heal;
 mod holder;
 mod holders;
 mod image;

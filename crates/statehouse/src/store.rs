@@ -54,6 +54,10 @@ pub(crate) fn lost() -> bool {
 fn log(event: &Event) {
     match event {
         Event::Fenced { cause } => tracing::warn!("the store is not read or written any more: {cause}"),
+        Event::Healed { what } => tracing::warn!(
+            "locks of this process on the store were gone and were taken again, nothing is lost: {what}; something in this \
+             process closes or unlocks what is not its own"
+        ),
         Event::Merged { rows } => tracing::info!("{rows} rows that only the retired files had were taken over"),
         Event::Reopened => tracing::info!("the store is open again"),
         Event::Lost { cause, transactions } => {

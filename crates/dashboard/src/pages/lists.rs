@@ -137,7 +137,8 @@ pub(crate) async fn incidents() -> Response {
     let content = html! {
         h1 { "Incidents" }
         p.empty {
-            "This version records no incidents. What is wrong now is on the page " a href="/store" { "Store" }
+            "Incidents are kept as files in the directory " code { "incidents" } " beside the store, and "
+            code { "statehouse status" } " says how many are open. What is wrong now is on the page " a href="/store" { "Store" }
             ", and in the output of " code { "statehouse holders" } " and " code { "statehouse verify" } "."
         }
     };
