@@ -78,7 +78,7 @@ pub(crate) fn journal_mode(context: &Context, args: &JournalMode) -> Result {
     }
     let done = work.with(|wanted| journal_mode::run(&work.path, to, wanted, &|step| work.shown.step(step)))?;
     if done.changed {
-        tracing::info!("{}: the journal mode was {} and is {}", done.path, done.before, done.on_disk);
+        tracing::info!("{}: the journal mode was {} and is {}", escape_line(&done.path), done.before, done.on_disk);
     }
     work.answer(&done, changed);
     Ok(exit::OK)
