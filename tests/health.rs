@@ -355,3 +355,51 @@ fn another_programs_database_in_the_place_of_the_store_is_not_healthy() {
     // Named as a database of anybody's, it is what it is.
     assert_eq!(on(&home.store(), &["verify"]).success().json()["healthy"], true);
 }
+
+/// Paths at which no database can be, and a link that leads to one.
+#[test]
+fn holders_says_what_is_wrong_with_a_path() {
+    let directory = TestDir::new();
+    let path = foreign(&directory, "wal");
+    let holder = Holder::of(&path);
+    let link = directory.path().join("link.db");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let through = on(&link, &["holders"]).success().json();
+    assert_eq!(through["holders"][0]["pid"], json!(holder.0.pid()), "the link is followed: {through}");
+
+    let missing = on(&directory.path().join("missing.db"), &["holders"]);
+    assert_eq!((missing.code(), &missing.json()["error"]["code"]), (4, &json!("no_store")));
+    let nowhere = on(&directory.path().join("no/such/missing.db"), &["holders"]);
+    assert_eq!((nowhere.code(), &nowhere.json()["error"]["code"]), (4, &json!("no_store")));
+    let pipe = directory.path().join("pipe.db");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let special = on(&pipe, &["holders"]);
+    assert_eq!((special.code(), &special.json()["error"]["code"]), (4, &json!("refused_not_regular")));
+    let dangling = directory.path().join("dangling.db");
+    std::os::unix::fs::symlink("gone", &dangling).unwrap();
+    let dangling = on(&dangling, &["holders"]);
+    assert_eq!((dangling.code(), &dangling.json()["error"]["code"]), (4, &json!("refused_symlink")));
+    let text = directory.path().join("text.db");
+    std::fs::write(&text, "a shopping list").unwrap();
+    let other = on(&text, &["holders"]).success().json();
+    assert_eq!(other["verdict"], "quiet");
+    assert!(other["limits"].to_string().contains("does not begin as a SQLite database"), "{other}");
+}
+
+/// What was deleted and is held still fills the disk.
+#[test]
+fn case_097_the_bytes_of_deleted_files_are_told() {
+    let directory = TestDir::new();
+    let path = foreign(&directory, "wal");
+    let holder = Holder::of(&path);
+    let length = |suffix| std::fs::metadata(beside(&path, suffix)).unwrap().len();
+    let held = length("-wal") + length("-shm");
+    std::fs::remove_file(beside(&path, "-wal")).unwrap();
+    std::fs::remove_file(beside(&path, "-shm")).unwrap();
+    let mut command = Command::new(binary());
+    let said = run(command.arg("holders").arg(&path).env("STATEHOUSE_HOME", "/nonexistent"), PATIENCE);
+    assert_eq!(said.code(), 3);
+    let expected = format!("{:.1} KiB of the disk are in deleted files", held as f64 / 1024.0);
+    assert!(said.stdout.contains(&expected), "expected {expected:?} in {}", said.stdout);
+    drop(holder);
+}

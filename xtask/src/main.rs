@@ -16,6 +16,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   setup                         install what the tests need, once: the peer package and a few Debian packages
   test [ARGS]                   setup, build everything, run every test; ARGS go to `cargo test`
   bench [ARGS]                  setup, then side by side with the peer; writes docs/benchmarks.md
+  bench holders [ARGS]          finding who uses a database, beside lsof and fuser; writes its part of docs/benchmarks.md
   fuzz [--seconds N] [--seed S] seeded random input through the public doors, bounded in time";
 
 fn main() -> ExitCode {

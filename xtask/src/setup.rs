@@ -15,7 +15,8 @@ use anyhow::{Context, Result, bail, ensure};
 const PEER: &str = "hermes-agent==0.19.0";
 
 /// Commands that tests run, with the Debian package that brings each.
-const COMMANDS: &[(&str, &str)] = &[("sqlite3", "sqlite3"), ("strace", "strace"), ("curl", "curl")];
+const COMMANDS: &[(&str, &str)] =
+    &[("sqlite3", "sqlite3"), ("strace", "strace"), ("curl", "curl"), ("lsof", "lsof"), ("fuser", "psmisc")];
 
 /// Installs what is missing and returns the directory of the peers.
 ///

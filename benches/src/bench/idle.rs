@@ -19,7 +19,7 @@ pub(crate) struct Idle {
 }
 
 /// The release build of the product, beside this program.
-fn binary() -> Result<PathBuf> {
+pub(crate) fn binary() -> Result<PathBuf> {
     let me = std::env::current_exe().context("where this program is")?;
     let binary = me.parent().unwrap_or(Path::new(".")).join("statehouse");
     ensure!(binary.is_file(), "there is no {}; run this by `cargo xtask bench`", binary.display());

@@ -7,6 +7,7 @@
 
 mod idle;
 mod load;
+mod look;
 mod ours;
 mod report;
 mod texts;
@@ -18,7 +19,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::load::{Figures, Side};
 
-const USAGE: &str = "usage: cargo xtask bench [--seconds N] [--rounds N] [--stored N] [--idle-seconds N] [--no-report]";
+const USAGE: &str = "usage: cargo xtask bench [--seconds N] [--rounds N] [--stored N] [--idle-seconds N] [--no-report]
+       cargo xtask bench holders [--rounds N] [--no-report]";
 
 /// How long, how often, and on how much.
 pub(crate) struct Settings {
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
             ours::append(Path::new(store), name, Path::new(texts), seconds, flight)
         }
         ["ours", "open", store] => ours::open(Path::new(store)),
+        ["holders", options @ ..] => look::run(options),
         options => settings(options).and_then(|s| all(&s)),
     };
     match outcome {
@@ -114,7 +117,11 @@ fn all(settings: &Settings) -> Result<()> {
     println!("{text}");
     if settings.report {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks.md");
-        std::fs::write(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
+        // What another measurement has written there stays.
+        let before = std::fs::read_to_string(&path).unwrap_or_default();
+        let kept = before.find(look::HEADING).map(|at| format!("\n{}", &before[at..])).unwrap_or_default();
+        std::fs::write(&path, format!("{}\n{kept}", text.trim_end()))
+            .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
 }

@@ -896,6 +896,24 @@ int sh_locked(uint64_t device, uint64_t inode, int64_t start, int64_t end){
   return rc;
 }
 
+int sh_locked_by_others(uint64_t device, uint64_t inode, int64_t start, int64_t end){
+  const struct inode *i;
+  struct flock lock;
+  int rc = -1;
+  shi_enter();
+  i = shi_find((dev_t)device, (ino_t)inode);
+  if( i && owner_is_ours(i) ){
+    memset(&lock, 0, sizeof lock);
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = start;
+    lock.l_len = end - start;
+    if( fcntl(i->owner, F_OFD_GETLK, &lock) == 0 ) rc = lock.l_type != F_UNLCK;
+  }
+  shi_leave();
+  return rc;
+}
+
 void sh_counts(size_t *owners, size_t *descriptors){
   size_t n, fd;
   struct inode *i;

@@ -69,6 +69,9 @@ ssize_t sh_read(uint64_t device, uint64_t inode, void *out, size_t count, int64_
 /* 1 if anybody, this process too, has a lock on the range of a file that SQLite has open; 0 if nobody; -1: not known. */
 int sh_locked(uint64_t device, uint64_t inode, int64_t start, int64_t end);
 
+/* As sh_locked, of anybody but this process's own connections. */
+int sh_locked_by_others(uint64_t device, uint64_t inode, int64_t start, int64_t end);
+
 /* SQLite changes no file of this family any more and touches none of its mappings, until it has closed them all. */
 void sh_give_up(uint64_t device, uint64_t inode);
 

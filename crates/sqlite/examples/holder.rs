@@ -138,6 +138,7 @@ fn order(connections: &mut HashMap<String, Connection>, line: &str) -> Answer {
         // fork VERB ...: the child carries out the order with everything that it inherited, and exits without cleaning up.
         "fork" => fork(connections, rest),
         "second" => second_library(first, second),
+        "scan" => scan(first, second),
         "turns" => turns(rest),
         // Takes the turn below this directory and keeps it until the process ends.
         "take-turn" => {
@@ -147,6 +148,44 @@ fn order(connections: &mut HashMap<String, Connection>, line: &str) -> Answer {
         }
         _ => Err(format!("unknown order {verb}")),
     }
+}
+
+/// scan N PATH: looks N times at who uses the database, while two threads open and close other files. The answer is how many
+/// looks raised an alarm, which children are left, and the kilobytes in memory.
+fn scan(count: &str, path: &str) -> Answer {
+    let count: u64 = count.parse().map_err(|_| "not a number")?;
+    let family = statehouse_sqlite::Family::of(Path::new(path)).map_err(|e| e.to_string())?;
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let done = || stop.load(std::sync::atomic::Ordering::Relaxed);
+    let mut alarms = 0;
+    let outcome = std::thread::scope(|scope| {
+        for file in ["/etc/passwd", "/proc/self/status"] {
+            scope.spawn(move || {
+                while !done() {
+                    drop(std::fs::File::open(file));
+                    std::thread::sleep(std::time::Duration::from_micros(100));
+                }
+            });
+        }
+        let scans = (0..count).try_for_each(|_| {
+            let report = statehouse_sqlite::holders::scan(&family).map_err(|e| e.to_string())?;
+            alarms += u64::from(report.alarming() || !report.limits.iter().all(|l| l.contains("namespace")));
+            Ok::<(), String>(())
+        });
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        scans
+    });
+    outcome?;
+    // SAFETY: asks for any child of any kind without waiting, and stores nothing.
+    let children = unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::__WALL | libc::WNOHANG) };
+    Ok(format!("{alarms} {children} {}", resident()?))
+}
+
+/// Kilobytes of this process in memory.
+fn resident() -> Result<u64, String> {
+    let status = std::fs::read_to_string("/proc/self/status").map_err(|e| e.to_string())?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
+    line.trim().trim_end_matches("kB").trim().parse().map_err(|_| "not a number".to_owned())
 }
 
 fn replace(number: &str, path: &str) -> Answer {

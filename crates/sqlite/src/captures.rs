@@ -6,8 +6,10 @@
 //! an image holds a log alone, or has become a main file. Names begin with inode and birth of the log, so that several
 //! processes that had the same log find each other's captures.
 //!
-//! The image is merged by whoever opens the database next, this process or another, and the mark `merged` is written
-//! after that commit. A crash in between repeats the merge, which is idempotent. What is not merged is never removed.
+//! The image is merged by whoever opens the database next, this process or another, and the mark `merged` is written when
+//! the log that has it now is copied into the main file. Until then the mark `into` names that log: as long as it lies at its
+//! path the merge is not repeated, for that would bring back what was deleted since. A crash before that mark repeats the
+//! merge, which is idempotent. What is not merged is never removed.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -22,6 +24,8 @@ use crate::wal::ReadAt;
 use crate::{connect, files, image};
 
 pub(crate) const MERGED: &str = "merged";
+/// In a capture whose rows are in a log that is not copied yet; says which log that is.
+pub(crate) const INTO: &str = "into";
 pub(crate) const UNREADABLE: &str = "unreadable";
 pub(crate) const IMAGE: &str = "main.captured";
 pub(crate) const LOG: &str = "wal.captured";
@@ -158,6 +162,10 @@ pub(crate) fn merge(
     let mut rows = 0;
     let mut merged = Vec::new();
     for place in unmerged(family) {
+        if is_in_the_log(&place, family)? {
+            merged.push(place);
+            continue;
+        }
         match one(&place.join(IMAGE), live, merge) {
             Ok(taken) => {
                 rows += taken;
@@ -168,10 +176,15 @@ pub(crate) fn merge(
         }
     }
     // As long as they are in a log alone the images may be their only safe place: whoever removed one log may remove the next,
-    // and this process may be killed before it has captured it. Where a reader keeps the log from being copied they are merged
-    // again by the next opener.
-    if flush::copy_all(live).is_err() {
+    // and this process may be killed before it has captured it. Where a reader keeps the log from being copied that is done by
+    // the next opener.
+    if flush::copy_beside_readers(live).is_err() {
         live.flush()?;
+        let log = log_now(family)?;
+        for place in merged {
+            let path = place.join(INTO);
+            files::replace(&path, log.as_bytes()).map_err(|e| Error::io("write", &path, e))?;
+        }
         return Ok(rows);
     }
     for place in merged {
@@ -180,6 +193,18 @@ pub(crate) fn merge(
         let _ = std::fs::remove_file(place.join(IMAGE));
     }
     Ok(rows)
+}
+
+/// The log that lies at its path, in the words of a mark.
+fn log_now(family: &Family) -> Result<String> {
+    let now = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
+    Ok(serde_json::json!({ "main": now.main, "wal": now.wal }).to_string())
+}
+
+/// True if the rows of a capture were merged into the log that lies at its path.
+fn is_in_the_log(place: &Path, family: &Family) -> Result<bool> {
+    let log = log_now(family)?;
+    Ok(files::read_to_string(&place.join(INTO), 4096).is_ok_and(|into| into == log))
 }
 
 pub(crate) fn one(

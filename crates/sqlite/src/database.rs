@@ -164,6 +164,7 @@ impl Inner {
     fn close(&self) {
         self.shared.queue.stop();
         self.shared.signals.stop();
+        let mut left_behind = false;
         {
             let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
             let mut again = 2;
@@ -174,14 +175,22 @@ impl Inner {
                     Ok(()) => ended.1 -= 1,
                     // It may be the last that can read a log that was removed, and gives up by itself.
                     Err(RecvTimeoutError::Timeout) if self.shared.gate.fenced() && again > 0 => again -= 1,
-                    Err(_) => ended.1 = 0,
+                    Err(why) => {
+                        ended.1 = 0;
+                        left_behind = why == RecvTimeoutError::Timeout;
+                    }
                 }
             }
         }
         self.shared.gate.close();
         // A read that goes on closes its connection itself when it ends.
-        self.shared.readers.shut(self.shared.options.patience);
+        let ended = self.shared.readers.shut(self.shared.options.patience) && !left_behind;
         *self.shared.checkpointer.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        if ended {
+            // A ticket or a clone that somebody keeps has no file open and must not keep anybody from structural work. Without
+            // this the place is given up when the last of them goes.
+            let _ = self.shared.entry.leave();
+        }
     }
 }
 

@@ -143,7 +143,18 @@ impl Committer {
 /// # Errors
 /// [`Error::Unflushed`] when a reader or writer of another process was in the way or the disk fails again; try again.
 pub(crate) fn copy_all(connection: &Connection) -> Result<()> {
-    let sql = "PRAGMA wal_checkpoint(FULL)";
+    copy(connection, "PRAGMA wal_checkpoint(FULL)")
+}
+
+/// As [`copy_all`], but keeps no writer waiting for a reader that is in the way.
+///
+/// # Errors
+/// As [`copy_all`].
+pub(crate) fn copy_beside_readers(connection: &Connection) -> Result<()> {
+    copy(connection, "PRAGMA wal_checkpoint(PASSIVE)")
+}
+
+fn copy(connection: &Connection, sql: &str) -> Result<()> {
     let (busy, frames, copied) =
         connection.query_row(sql, [], |r| Ok((r.get::<_, i64>(0)?, r.get::<_, i64>(1)?, r.get::<_, i64>(2)?)))?;
     if busy == 0 && copied == frames { Ok(()) } else { Err(Error::Unflushed) }

@@ -3,23 +3,34 @@
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
 use crate::connect;
 use crate::error::{Error, Result};
+use crate::generation::Record;
 use crate::shared::Shared;
 use crate::signals::CHECKPOINT_FRAMES;
-use crate::{members, recovery, secure, side};
+use crate::{flush, members, recovery, secure, side};
 
 /// From this length on our own writers wait while the rest is copied, so that the log can begin anew. A checkpoint beside
 /// writers never catches up with the last frame, and then the log grows for ever.
 const RESTART_FRAMES: i64 = 600;
 
+/// How long a handle that parks tries to copy the log, and how often.
+const PARKING: Duration = Duration::from_millis(300);
+const AGAIN: Duration = Duration::from_millis(5);
+
 pub(crate) fn run(shared: &Shared) {
     while shared.signals.wait() {
-        // The writer registers anew when somebody has removed the record: without one this process looks like a stranger.
-        if shared.entry.drain_wanted() || shared.gate.check().is_err() || !members::are_recorded(&shared.family) {
+        // The writer registers anew when somebody has removed the record: without one this process looks like a stranger. And it
+        // takes its place anew when somebody has removed that file: without one it would never hear that it shall park.
+        if shared.entry.drain_wanted()
+            || shared.gate.check().is_err()
+            || !members::are_recorded(&shared.family)
+            || !shared.entry.is_named()
+        {
             shared.queue.rouse();
         } else if shared.signals.backlog() >= CHECKPOINT_FRAMES {
             // A checkpoint that does not succeed is tried again at the next tick; nothing depends on this one.
@@ -64,6 +75,22 @@ pub(crate) fn log_is_long(shared: &Shared) -> bool {
 pub(crate) fn finish(shared: &Shared) {
     // One that fails is tried again after the next commit; nothing depends on this one.
     let _ = checkpoint(shared);
+}
+
+/// Copies the log by the writer's own connection, for a handle that lets nobody in any more and is about to close its files.
+pub(crate) fn copy_before_parking(shared: &Shared, record: &Record, connection: &Connection) -> Result<()> {
+    let begun = Instant::now();
+    loop {
+        let copied = recovery::try_shared(&shared.family).and_then(|_lock| {
+            record.check()?;
+            flush::copy_beside_readers(connection)
+        });
+        // Several that park at once are in each other's way for a moment.
+        if copied.is_ok() || begun.elapsed() >= PARKING || record.check().is_err() {
+            return copied;
+        }
+        std::thread::sleep(AGAIN);
+    }
 }
 
 fn passive(shared: &Shared, connection: &Connection) -> Result<()> {

@@ -53,6 +53,7 @@ mod core {
         pub(super) fn sh_has(owner: c_int, range: *const Range, listed: c_int) -> c_int;
         pub(super) fn sh_read(device: u64, inode: u64, out: *mut u8, count: usize, offset: i64) -> isize;
         pub(super) fn sh_locked(device: u64, inode: u64, start: i64, end: i64) -> c_int;
+        pub(super) fn sh_locked_by_others(device: u64, inode: u64, start: i64, end: i64) -> c_int;
         pub(super) fn sh_give_up(device: u64, inode: u64);
         pub(super) fn sh_counts(owners: *mut usize, descriptors: *mut usize);
     }
@@ -248,6 +249,13 @@ impl ReadAt for OpenFile {
 pub(crate) fn locked_by_anybody(identity: Identity, start: i64, end: i64) -> bool {
     // SAFETY: the function only asks the kernel, on a descriptor from the core's own table, under its mutex.
     unsafe { core::sh_locked(identity.device, identity.inode, start, end) != 0 }
+}
+
+/// True if anybody else than SQLite in this process has a lock on these bytes of a file that it has open and has locked, or if
+/// that could not be found out. This needs no list of processes, so it tells of those that are hidden, too.
+pub(crate) fn locked_by_others(identity: Identity, start: i64, end: i64) -> bool {
+    // SAFETY: the function only asks the kernel, on the owner descriptor from the core's own table, under its mutex.
+    unsafe { core::sh_locked_by_others(identity.device, identity.inode, start, end) != 0 }
 }
 
 /// From now on SQLite changes no file of the family that this file belongs to, and touches none of its shared memory,

@@ -80,7 +80,8 @@ impl Place {
     }
 }
 
-fn boot_id() -> String {
+/// This start of the machine.
+pub(crate) fn boot_id() -> String {
     let mut text = Vec::new();
     match process::read_file(rustix::fs::CWD, "/proc/sys/kernel/random/boot_id", &mut text) {
         Ok(()) => String::from_utf8_lossy(&text).trim().to_owned(),

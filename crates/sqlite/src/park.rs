@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::keeper;
 use crate::opening;
 use crate::options::{Event, Options};
 use crate::shared::{RETRY, Shared};
@@ -28,10 +29,18 @@ pub(crate) fn park(shared: &Shared, held: &mut Held) -> bool {
         return true;
     }
     while !shared.readers.hold_back(LOOK) {
-        if shared.queue.stopping() || !shared.entry.drain_wanted() {
-            go_on(shared, held);
-            return true;
+        if shared.queue.stopping() || !shared.entry.drain_wanted() || held.record().check().is_err() {
+            return stay(shared, held);
         }
+    }
+    // Nobody who is parked keeps a log that somebody removes, so the log should hold nothing that the main file has not. Where
+    // others are in the way of that they keep it, and the last of ours that parks finds nobody in the way.
+    if let Some(connection) = held.connection() {
+        let _ = keeper::copy_before_parking(shared, held.record(), connection);
+    }
+    // What was removed or replaced while the reads ended is in this process alone.
+    if held.record().check().is_err() {
+        return stay(shared, held);
     }
     held.park(shared);
     shared.options.tell(&Event::Parked { by: by.clone() });
@@ -82,6 +91,15 @@ fn unpark(shared: &Shared, held: &mut Held) -> Result<()> {
     *held = Held::new(shared, opened);
     go_on(shared, held);
     Ok(())
+}
+
+/// Goes on without having parked. What has changed about the files meanwhile is dealt with as at any other time.
+fn stay(shared: &Shared, held: &Held) -> bool {
+    go_on(shared, held);
+    if shared.gate.check().is_err() {
+        shared.queue.rouse();
+    }
+    true
 }
 
 fn go_on(shared: &Shared, held: &Held) {

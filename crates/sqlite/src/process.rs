@@ -1,9 +1,10 @@
-//! What Linux tells about a process: which one it is, what it runs, whose it is, and what would stop it.
+//! What Linux tells about a process: which one it is, what it runs, and whose it is.
 //!
 //! Everything here is text of `/proc` taken apart by functions that accept any bytes: a command may contain newlines,
 //! parentheses and escape sequences, and a process may be gone between two reads.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{Mode, OFlags};
@@ -127,54 +128,6 @@ pub(crate) fn command(text: &[u8]) -> Vec<String> {
     text.split(|b| *b == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
-/// What stops a process, as a person would type it: its systemd unit or its container if `/proc/PID/cgroup` names one, for
-/// a supervisor would start it again; else the process.
-pub(crate) fn stop(pid: i32, command: &[String], cgroup: &[u8]) -> String {
-    let text = String::from_utf8_lossy(cgroup);
-    for path in text.lines().filter_map(|l| l.splitn(3, ':').nth(2)) {
-        let parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty()).collect();
-        if let Some(container) = parts.iter().rev().find_map(|p| container(p)) {
-            return container;
-        }
-        if let Some(id) = parts.windows(2).rev().find_map(|w| (w[0] == "docker" && is_id(w[1])).then_some(w[1])) {
-            return format!("docker stop {}", &id[..12]);
-        }
-        if let Some(unit) = parts.iter().rev().find(|p| p.ends_with(".service") && plain(p)) {
-            let of_user = parts.iter().any(|p| p.starts_with("user@") && p.ends_with(".service"));
-            if !of_user {
-                return format!("systemctl stop {unit}");
-            }
-            // The user's own service manager is above everything of the user, and stopping it is not meant.
-            if !unit.starts_with("user@") {
-                return format!("systemctl --user stop {unit}");
-            }
-        }
-    }
-    match one_line(command) {
-        line if line.is_empty() => format!("kill {pid}"),
-        line => format!("kill {pid}  # {line}"),
-    }
-}
-
-fn container(part: &str) -> Option<String> {
-    let id = part.strip_suffix(".scope")?;
-    for (prefix, tool) in [("docker-", "docker"), ("libpod-", "podman")] {
-        if let Some(id) = id.strip_prefix(prefix).filter(|id| is_id(id)) {
-            return Some(format!("{tool} stop {}", &id[..12]));
-        }
-    }
-    None
-}
-
-fn is_id(text: &str) -> bool {
-    text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit())
-}
-
-/// True for a name that a shell takes as one word.
-fn plain(name: &str) -> bool {
-    name.bytes().all(|b| b.is_ascii_alphanumeric() || b"@._-:\\".contains(&b))
-}
-
 /// The moment at which the machine started, by the clock of now.
 pub(crate) fn boot_time() -> Option<SystemTime> {
     let mut text = Vec::new();
@@ -196,9 +149,16 @@ pub(crate) fn namespace(process: &str, kind: &str) -> Option<u64> {
     rustix::fs::stat(format!("/proc/{process}/ns/{kind}")).ok().map(|s| s.st_ino)
 }
 
-/// The names of users as `/etc/passwd` has them; a user that is elsewhere is shown by number.
+/// Users as `/etc/passwd` has them; one that is elsewhere is shown by number.
 #[derive(Debug, Default)]
-pub(crate) struct Users(Vec<(u32, String)>);
+pub(crate) struct Users(Vec<User>);
+
+#[derive(Debug)]
+struct User {
+    uid: u32,
+    name: String,
+    home: PathBuf,
+}
 
 impl Users {
     pub(crate) fn read() -> Users {
@@ -213,14 +173,24 @@ impl Users {
         let text = String::from_utf8_lossy(text);
         let line = |l: &str| {
             let mut fields = l.split(':');
-            let name = fields.next()?;
-            Some((fields.nth(1)?.parse().ok()?, name.to_owned()))
+            let name = fields.next()?.to_owned();
+            let uid = fields.nth(1)?.parse().ok()?;
+            Some(User { uid, name, home: fields.nth(2).unwrap_or("").into() })
         };
         Users(text.lines().filter_map(line).collect())
     }
 
+    fn of(&self, uid: u32) -> Option<&User> {
+        self.0.iter().find(|u| u.uid == uid)
+    }
+
     pub(crate) fn name(&self, uid: u32) -> String {
-        self.0.iter().find(|(u, _)| *u == uid).map_or_else(|| uid.to_string(), |(_, name)| name.clone())
+        self.of(uid).map_or_else(|| uid.to_string(), |u| u.name.clone())
+    }
+
+    /// The home directory of a user, if it is known.
+    pub(crate) fn home(&self, uid: u32) -> Option<&Path> {
+        self.of(uid).map(|u| u.home.as_path()).filter(|h| h.is_absolute())
     }
 }
 
@@ -253,33 +223,6 @@ mod tests {
     }
 
     #[test]
-    fn what_stops_a_process_is_its_unit_its_container_or_itself() {
-        let id = "a".repeat(64);
-        let command = ["python3".to_owned(), "gate\nway; rm -rf /".to_owned()];
-        for (cgroup, expected) in [
-            ("0::/system.slice/hermes.service\n".to_owned(), "systemctl stop hermes.service"),
-            ("0::/system.slice/hermes@a.service/worker\n".to_owned(), "systemctl stop hermes@a.service"),
-            (
-                "0::/user.slice/user-1000.slice/user@1000.service/app.slice/gateway.service\n".to_owned(),
-                "systemctl --user stop gateway.service",
-            ),
-            (format!("0::/system.slice/docker-{id}.scope\n"), "docker stop aaaaaaaaaaaa"),
-            (format!("12:pids:/docker/{id}\n0::/\n"), "docker stop aaaaaaaaaaaa"),
-            (format!("0::/machine.slice/libpod-{id}.scope/container\n"), "podman stop aaaaaaaaaaaa"),
-            (
-                "0::/user.slice/user-1000.slice/user@1000.service/app.slice/x.scope\n".to_owned(),
-                "kill 7  # python3 gate\\nway; rm -rf /",
-            ),
-            ("0::/evil;reboot.service\n".to_owned(), "kill 7  # python3 gate\\nway; rm -rf /"),
-            ("".to_owned(), "kill 7  # python3 gate\\nway; rm -rf /"),
-            ("\u{0}::::\n::\n".to_owned(), "kill 7  # python3 gate\\nway; rm -rf /"),
-        ] {
-            assert_eq!(stop(7, &command, cgroup.as_bytes()), expected, "{cgroup}");
-        }
-        assert_eq!(stop(7, &[], b""), "kill 7");
-    }
-
-    #[test]
     fn a_command_is_its_words() {
         assert_eq!(command(b"a\0\0b c\0"), ["a", "", "b c"]);
         assert!(command(b"").is_empty());
@@ -294,5 +237,6 @@ mod tests {
     fn users_are_named_where_they_are_known() {
         let users = Users::parse(b"root:x:0:0:root:/root:/bin/sh\nbroken\n:x:y\nme:x:1000:1000::/home/me:/bin/sh\n");
         assert_eq!((users.name(0), users.name(1000), users.name(7)), ("root".into(), "me".into(), "7".into()));
+        assert_eq!((users.home(1000), users.home(7)), (Some(Path::new("/home/me")), None));
     }
 }

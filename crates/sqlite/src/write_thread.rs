@@ -7,6 +7,8 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
+use rusqlite::Connection;
+
 use crate::error::{Error, Result};
 use crate::family::Member;
 use crate::flush::Committer;
@@ -51,11 +53,13 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
             }
             held.fenced_since = Instant::now();
             reopen(shared, &mut held)
-        } else if shared.entry.drain_wanted() {
+        } else if shared.entry.drain_wanted() && !shared.queue.stopping() {
+            // One that is closed has only to answer what it was asked for, and lets go of everything after that.
             park::park(shared, &mut held)
         } else {
             // It costs others time when this process is not known, and nothing else.
             let _ = held.register_again(shared);
+            let _ = shared.entry.stay(&shared.family);
             if let Err(e) = turn(shared, &turnstile, &held) {
                 shared.gate.fence(e);
             }
@@ -222,6 +226,10 @@ impl Held {
     /// The generation in use, or the last one that was.
     pub(crate) fn record(&self) -> &Record {
         &self.record
+    }
+
+    pub(crate) fn connection(&self) -> Option<&Connection> {
+        self.connection.as_deref()
     }
 
     /// True if the log holds something that no flush has confirmed.

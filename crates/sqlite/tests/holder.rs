@@ -30,6 +30,13 @@ impl Holder {
         Holder(Child::spawn(&mut Command::new(program())))
     }
 
+    /// The example in a pid namespace of its own, from which nobody outside is seen.
+    pub(crate) fn secluded() -> Holder {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc", "--kill-child", "--map-root-user"]).arg(program());
+        Holder(Child::spawn(&mut command))
+    }
+
     /// Started on a disk that can be cut off from its power, with the store open.
     pub(crate) fn watched(watched: &Watched, path: &Path) -> Holder {
         let mut holder = Holder(Child::spawn(watched.arms(&mut Command::new(program()))));

@@ -38,17 +38,17 @@ fn split(holder: &mut Sibling, path: &Path) {
     visitor(path, "INSERT INTO m(t) VALUES('elsewhere')");
 }
 
-fn report(path: &Path) -> Report {
+pub(crate) fn report(path: &Path) -> Report {
     scan(&Family::of(path).unwrap()).unwrap()
 }
 
 #[track_caller]
-fn only(report: &Report) -> &holders::Holder {
+pub(crate) fn only(report: &Report) -> &holders::Holder {
     assert_eq!(report.holders.len(), 1, "{report:#?}");
     &report.holders[0]
 }
 
-fn has(holder: &holders::Holder, member: Member) -> Option<(Standing, bool, Via)> {
+pub(crate) fn has(holder: &holders::Holder, member: Member) -> Option<(Standing, bool, Via)> {
     holder.files.iter().find(|f| f.member == member).map(|f| (f.generation, f.deleted, f.via))
 }
 
@@ -420,10 +420,36 @@ fn a_holder_outside_the_pid_namespace_shows_by_its_locks() {
 
 /// The scan beside a live connection of the same process that has no lock core: nothing may be lost.
 #[test]
-fn scanning_changes_no_lock_and_opens_no_file() {
+fn a_thousand_looks_beside_a_connection_without_the_lock_core_lose_no_lock() {
     let (_d, path) = database();
-    let output = child("scan beside a connection", &path, None);
-    assert!(output.contains("ANSWER kept"), "{output}");
+    let mut own = Holder::with_database(&path, false);
+    let own_pid = own.pid().to_string();
+    let locks = || {
+        let table = std::fs::read_to_string("/proc/locks").unwrap();
+        let of_process = |l: &&str| l.split_whitespace().nth(4) == Some(own_pid.as_str());
+        let mut lines: Vec<String> =
+            table.lines().filter(of_process).map(|l| l.split_once(' ').unwrap().1.to_owned()).collect();
+        lines.sort();
+        lines
+    };
+    let before = locks();
+    assert_eq!(before.len(), 2, "the shared range and byte 128: {before:?}");
+    let sizes: Vec<u64> = (0..10)
+        .map(|_| {
+            let answer = own.ok(&format!("scan 100 {}", path.display()));
+            let [alarms, children, size] = answer.split(' ').collect::<Vec<_>>().try_into().unwrap();
+            assert_eq!((alarms, children), ("0", "-1"), "no alarm, and no child is left");
+            size.parse().unwrap()
+        })
+        .collect();
+    assert_eq!(locks(), before);
+    println!("KB in memory after each hundred: {sizes:?}");
+    assert!(sizes[9] < sizes[0] + 1024, "it grew: {sizes:?}");
+    visitor(&path, "SELECT count(*) FROM m");
+    assert!(with(&path, "-wal").exists());
+    // The control: a look that opens the file does lose them.
+    own.ok(&format!("stray {}", path.display()));
+    assert_eq!(locks().len(), before.len() - 1);
 }
 
 /// Many processes that open, write and close all the time, some of them the last one each time.
@@ -514,7 +540,7 @@ fn processes_of_ours_are_whole_at_every_moment() {
 }
 
 /// Runs one task of this binary in a process of its own and returns what it printed.
-fn child(what: &str, path: &Path, user: Option<u32>) -> String {
+pub(crate) fn child(what: &str, path: &Path, user: Option<u32>) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     if let Some(uid) = user {
         std::os::unix::process::CommandExt::uid(&mut command, uid);
@@ -523,7 +549,7 @@ fn child(what: &str, path: &Path, user: Option<u32>) -> String {
     task(&mut command, what, path)
 }
 
-fn task(command: &mut Command, what: &str, path: &Path) -> String {
+pub(crate) fn task(command: &mut Command, what: &str, path: &Path) -> String {
     command.args(["holders::child_task", "--exact", "--ignored", "--nocapture"]);
     command.env("STATEHOUSE_TEST_TASK", what).env("STATEHOUSE_TEST_PATH", path);
     let run = command.output().unwrap();
@@ -538,36 +564,8 @@ fn child_task() {
     let path = PathBuf::from(std::env::var_os("STATEHOUSE_TEST_PATH").unwrap());
     let family = Family::of(&path).unwrap();
     match std::env::var("STATEHOUSE_TEST_TASK").unwrap().as_str() {
+        "say" => println!("SAID {}", scan(&family).err().map(|e| e.to_string()).unwrap_or_default()),
         "scan" => println!("{}", serde_json::to_string(&scan(&family).unwrap()).unwrap()),
-        "scan beside a connection" => {
-            let connection = statehouse_sqlite::rusqlite::Connection::open(&path).unwrap();
-            connection.execute_batch("INSERT INTO m(t) VALUES('mine')").unwrap();
-            let standing = || {
-                let standing = statehouse_testkit::kernel::Standing::of(std::process::id(), &path);
-                assert!(standing.whole(), "{standing:?}");
-            };
-            standing();
-            let stop = AtomicBool::new(false);
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    while !stop.load(Ordering::Relaxed) {
-                        drop(std::fs::File::open("/etc/passwd").unwrap());
-                    }
-                });
-                for _ in 0..300 {
-                    let report = scan(&family).unwrap();
-                    assert!(!report.alarming(), "{report:#?}");
-                }
-                stop.store(true, Ordering::Relaxed);
-            });
-            standing();
-            visitor(&path, "SELECT count(*) FROM m");
-            assert!(with(&path, "-wal").exists());
-            // The control: one look by ordinary means loses them.
-            drop(std::fs::File::open(&path).unwrap());
-            assert!(!statehouse_testkit::kernel::Standing::of(std::process::id(), &path).whole());
-            println!("ANSWER kept");
-        }
         other => panic!("{other}"),
     }
 }

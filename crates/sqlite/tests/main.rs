@@ -27,4 +27,5 @@ mod storms;
 mod support;
 mod systems;
 mod turns;
+mod unseen;
 mod writing;

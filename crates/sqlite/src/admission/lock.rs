@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Reason, Result};
 use crate::family::Family;
-use crate::ofd::{self, Kind, Range};
+use crate::ofd::{self, Conflict, Kind, Range};
 use crate::process::ProcessId;
 use crate::secure::Inspected;
 use crate::side;
@@ -31,11 +31,15 @@ const MEMBERS: Range = Range { start: 0, length: 1 };
 const GATE: Range = Range { start: 1, length: 1 };
 const DRAIN: Range = Range { start: 2, length: 1 };
 const ANCHORS: Range = Range { start: 3, length: 1 };
+const ALL: Range = Range { start: 0, length: 4 };
 /// Where the text for people begins.
 const TEXT: u64 = 16;
 const TEXT_BYTES: usize = 512;
 /// How often a lock that is in the way is tried again.
 const AGAIN: Duration = Duration::from_millis(5);
+
+/// How long it is tried to make the file in a directory that others remove.
+const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// Who holds the gate, in words.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,17 +55,41 @@ pub(crate) struct Doing {
 pub(crate) struct AdmissionLock {
     file: OwnedFd,
     path: PathBuf,
+    /// The process that opened it.
+    process: u32,
+}
+
+impl Drop for AdmissionLock {
+    fn drop(&mut self) {
+        // A child that was forked off shares the description. Closing it here would leave the locks with the child, and what the
+        // child lets go of is not its own.
+        if self.process == std::process::id() {
+            let _ = self.release(ALL);
+        }
+    }
 }
 
 impl AdmissionLock {
     /// Opens the file; makes it, and the side directory, if they are not there.
     pub(crate) fn make(inspected: &Inspected) -> Result<AdmissionLock> {
         let path = path(inspected.family());
-        let side = side::create(inspected)?;
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&side, FILE, flags, Mode::RUSR | Mode::WUSR).map_err(|e| refuse(&path, e))?;
+        let begun = Instant::now();
+        let file = loop {
+            let side = side::create(inspected)?;
+            match rustix::fs::openat(&side, FILE, flags, Mode::RUSR | Mode::WUSR) {
+                Ok(file) => break file,
+                // Whoever was admitted took the empty directory away between the two calls.
+                Err(Errno::NOENT) if begun.elapsed() < AT_ONCE => {}
+                Err(e) => {
+                    // A directory that was made for nothing goes; one in which something lies stays.
+                    let _ = std::fs::remove_dir(inspected.family().side_directory());
+                    return Err(refuse(&path, e));
+                }
+            }
+        };
         inspected.hand_over(file.as_fd()).map_err(|e| Error::io("create", &path, e))?;
-        Ok(AdmissionLock { file, path })
+        Ok(AdmissionLock { file, path, process: std::process::id() })
     }
 
     /// The file if it is there.
@@ -70,7 +98,7 @@ impl AdmissionLock {
         let Some(side) = side::open(&family.side_directory())? else { return Ok(None) };
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         match rustix::fs::openat(&side, FILE, flags, Mode::empty()) {
-            Ok(file) => Ok(Some(AdmissionLock { file, path })),
+            Ok(file) => Ok(Some(AdmissionLock { file, path, process: std::process::id() })),
             Err(Errno::NOENT) => Ok(None),
             Err(e) => Err(refuse(&path, e)),
         }
@@ -126,7 +154,7 @@ impl AdmissionLock {
         let begun = Instant::now();
         while !self.take(Kind::Write, GATE)? {
             if begun.elapsed() >= patience {
-                return Err(Error::Busy { waited: begun.elapsed(), holder: Some(self.doing()) });
+                return Err(Error::Busy { waited: begun.elapsed(), holder: Some(self.in_the_gate()) });
             }
             std::thread::sleep(AGAIN);
         }
@@ -142,6 +170,21 @@ impl AdmissionLock {
     /// True when nobody is a member any more and nobody can become one.
     pub(crate) fn take_all(&self) -> Result<bool> {
         self.take(Kind::Write, MEMBERS)
+    }
+
+    /// True if the gate is shut and nobody is a member, both by this lock.
+    pub(crate) fn has_everything(&self) -> Result<bool> {
+        Ok(self.take(Kind::Write, GATE)? && self.take_all()?)
+    }
+
+    /// Who has the gate, as a person would say it: what the file says is about somebody who shut it, not about a newcomer.
+    fn in_the_gate(&self) -> String {
+        match ofd::conflict(&self.file, Kind::Write, GATE) {
+            Ok(Some(Conflict { kind: Kind::Read, .. })) => {
+                "a process of ours that stopped while it opened it".to_owned()
+            }
+            _ => self.doing(),
+        }
     }
 
     /// Asks anchors to step aside, for as long as this lock is held.

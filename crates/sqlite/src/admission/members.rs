@@ -70,10 +70,26 @@ impl Entry {
     /// # Errors
     /// As [`Entry::find`].
     pub(crate) fn again(&self, family: &Family, patience: Duration) -> Result<()> {
-        let named = self.lock().is_named();
-        if named {
+        if self.is_named() {
             return self.lock().enter(patience);
         }
+        self.renew(family, patience)
+    }
+
+    /// True while others look for the place where it is.
+    pub(crate) fn is_named(&self) -> bool {
+        self.lock().is_named()
+    }
+
+    /// Keeps the place: when somebody has removed its file it is taken in the file that is there now, unless newcomers wait.
+    ///
+    /// # Errors
+    /// As [`Entry::find`].
+    pub(crate) fn stay(&self, family: &Family) -> Result<()> {
+        if self.is_named() { Ok(()) } else { self.renew(family, Duration::ZERO) }
+    }
+
+    fn renew(&self, family: &Family, patience: Duration) -> Result<()> {
         let fresh = Entry::make(&secure::inspect_place(family)?, patience)?;
         *self.lock() = fresh.0.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(())

@@ -25,13 +25,14 @@ use rustix::fs::{Mode, OFlags};
 use crate::connect;
 use crate::error::{Error, Reason, Result};
 use crate::family::{Family, Identity, Member, Status};
+use crate::generation::SHARED_BYTES;
 use crate::headers::{self, Headers};
 use crate::holders::{self, Holder, Report, Standing, Verdict};
 use crate::members::{self as records, Record};
 use crate::ofd::{self, Kind, PENDING};
 use crate::process::ProcessId;
 use crate::secure::{self, Inspected, Purpose};
-use crate::{destroyed, doubt, recovery, side};
+use crate::{destroyed, doubt, putback, recovery};
 
 use lock::{AdmissionLock, Doing};
 pub(crate) use members::Entry;
@@ -116,6 +117,11 @@ impl Admission {
 
         let identity = inspected.require_main()?.status.identity;
         let pending = Pending::open(family, identity)?;
+        // A main file that was left between two commits needs its log back before anybody opens it.
+        if putback::unsettled(family) {
+            let _lock = recovery::exclusive(family, wanted.patience)?;
+            putback::settle(family)?;
+        }
         // Whoever recovers from removed files writes the main file anew; a database that never had such a one needs no wait.
         let _recovery = recovery::was_taken(family).then(|| recovery::shared(family, wanted.patience)).transpose()?;
         let connection = connect::structural(family, wanted.patience)?;
@@ -123,17 +129,23 @@ impl Admission {
             doubt::settle(family, &connection)?;
         }
         let admission = Admission { connection, pending, _lock: lock, family: family.clone(), overridden: Vec::new() };
-        admission.keep_strangers_out(wanted.patience)?;
+        if let Err(why) = admission.keep_strangers_out(wanted.patience) {
+            // Whoever came in since the first look is named by the second.
+            refuse_holders(family, &holders::scan(family)?, Ours::MustBeGone, false)?;
+            return Err(why);
+        }
         if Status::of(&family.main()).ok().flatten().map(|s| s.identity) != Some(identity) {
             return Err(Error::refused(Reason::Changed, family.main(), "another file took its place"));
         }
         let ours = if wanted.force { Ours::Refuse } else { Ours::MustBeGone };
-        for seen in refuse_holders(family, &holders::scan(family)?, ours, wanted.force)? {
+        let report = holders::scan(family)?;
+        for seen in refuse_holders(family, &report, ours, wanted.force)? {
             if !overridden.contains(&seen) {
                 tell_overridden(wanted, std::slice::from_ref(&seen));
                 overridden.push(seen);
             }
         }
+        admission.refuse_hidden(identity, &report)?;
         Ok(Admission { overridden, ..admission })
     }
 
@@ -162,15 +174,31 @@ impl Admission {
         self.pending.release()?;
         let done = work(&self.connection);
         // What follows is protected again where SQLite's mode allows it; the work itself is done or not.
-        let _ = self.keep_strangers_out(Duration::ZERO);
+        // Each stranger that tries to come in has the byte for a moment.
+        let _ = self.keep_strangers_out(ASIDE);
         done
+    }
+
+    /// Whoever has used the database in WAL mode holds a shared lock. Where the list of processes is not the machine's own, one
+    /// that came between the two looks is not in it, and the kernel names no lock of it. But it tells that there is one.
+    fn refuse_hidden(&self, identity: Identity, report: &Report) -> Result<()> {
+        let (start, end) = SHARED_BYTES;
+        let explained = report.holders.iter().any(|h| !h.is_self && h.locks.shared);
+        if explained || !self.is_wal()? || !crate::locks::locked_by_others(identity, start, end) {
+            return Ok(());
+        }
+        let who = "a process that is not visible here; sudo statehouse holders, run on the host, names it";
+        Err(Error::refused(Reason::Held, self.family.main(), who))
+    }
+
+    fn is_wal(&self) -> Result<bool> {
+        Ok(self.connection.pragma_query_value(None, "journal_mode", |r| r.get::<_, String>(0))? == "wal")
     }
 
     /// In WAL mode our connection has its shared lock by now, and whoever wants one needs the pending byte first. In rollback
     /// mode there is no lasting shared lock, so the exclusive lock is taken and kept.
     fn keep_strangers_out(&self, patience: Duration) -> Result<()> {
-        let mode: String = self.connection.pragma_query_value(None, "journal_mode", |r| r.get(0))?;
-        if mode == "wal" {
+        if self.is_wal()? {
             return self.pending.take(patience);
         }
         self.connection.execute_batch("PRAGMA locking_mode=EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT")?;
@@ -223,9 +251,16 @@ fn refuse_holders(family: &Family, report: &Report, ours: Ours, force: bool) -> 
     let keeps = |h: &Holder| {
         !h.files.is_empty() && h.files.iter().all(|f| f.generation == Standing::Retired && !f.writable) && !h.naked
     };
+    // One of ours that is cut off uses nothing either. But until it has kept what it had, its rows are the main file as it is
+    // and the log that it has, and work on the main file would destroy them.
+    let owes = |h: &Holder| h.fenced && h.files.iter().any(|f| f.generation == Standing::Retired && f.writable);
     let others = || report.holders.iter().filter(|h| !h.is_self && !h.fenced && !keeps(h));
     let all = |which: fn(&Holder) -> bool| -> Vec<String> { others().filter(|h| which(h)).map(name).collect() };
-    for (reason, wrong) in [(Reason::HeldRetired, all(|h| h.ghost)), (Reason::HeldNaked, all(|h| h.naked))] {
+    let owing = report.holders.iter().filter(|h| !h.is_self && owes(h)).map(|h| {
+        format!("{}; it has rows that are nowhere else, and keeps them as soon as nothing is in its way", name(h))
+    });
+    let retired = all(|h| h.ghost).into_iter().chain(owing).collect();
+    for (reason, wrong) in [(Reason::HeldRetired, retired), (Reason::HeldNaked, all(|h| h.naked))] {
         if !wrong.is_empty() {
             return Err(Error::refused(reason, family.main(), wrong.join("; ")));
         }
@@ -273,25 +308,31 @@ fn name_record(record: &Record) -> String {
     format!("PID {} ({}{place})", record.process.pid, record.role)
 }
 
-/// The lock file with the gate shut. A side directory that was made for it goes with it.
+fn name_records(records: &[Record]) -> String {
+    match records {
+        [] => "a process of ours that has no record".to_owned(),
+        records => records.iter().map(name_record).collect::<Vec<_>>().join("; "),
+    }
+}
+
+/// The lock file with the gate shut. A side directory that holds nothing else goes with it.
 struct Shut {
     lock: AdmissionLock,
-    made: Option<PathBuf>,
+    directory: PathBuf,
 }
 
 impl Shut {
     fn make(inspected: &Inspected, wanted: &Wanted<'_>) -> Result<Shut> {
         let directory = inspected.family().side_directory();
-        let made = side::open(&directory)?.is_none().then_some(directory);
         let process = ProcessId::own().map_err(|e| Error::io("look at", "/proc/self/stat".as_ref(), e))?;
         let doing = Doing { what: wanted.what.to_owned(), process };
         let begun = Instant::now();
         loop {
-            let lock = AdmissionLock::make(inspected)?;
-            lock.shut(&doing, wanted.patience.saturating_sub(begun.elapsed()))?;
+            let shut = Shut { lock: AdmissionLock::make(inspected)?, directory: directory.clone() };
+            shut.lock.shut(&doing, wanted.patience.saturating_sub(begun.elapsed()))?;
             // Whoever was admitted before may just have taken the file away.
-            if lock.is_named() {
-                return Ok(Shut { lock, made });
+            if shut.lock.is_named() {
+                return Ok(shut);
             }
         }
     }
@@ -313,12 +354,10 @@ impl Shut {
                     std::thread::sleep(AGAIN);
                     continue;
                 }
-                let names: Vec<String> = left.iter().map(name_record).collect();
+                let names = name_records(&left);
                 if wanted.force {
-                    return Ok(names);
+                    return Ok(vec![names]);
                 }
-                let names =
-                    if names.is_empty() { "a process of ours that has no record".to_owned() } else { names.join("; ") };
                 let detail = match wanted.drain {
                     Some(drain) => format!("{names}: did not let go of it within {} s", drain.as_secs_f64()),
                     None => names,
@@ -327,8 +366,7 @@ impl Shut {
             }
             if begun.elapsed() >= TELL && told.is_none_or(|t| t.elapsed() >= TELL) {
                 told = Some(Instant::now());
-                let names: Vec<String> = left.iter().map(name_record).collect();
-                (wanted.tell)(&format!("waiting for {} to let go of the database", names.join(", ")));
+                (wanted.tell)(&format!("waiting for {} to let go of the database", name_records(&left)));
             }
             std::thread::sleep(AGAIN);
         }
@@ -337,13 +375,14 @@ impl Shut {
 
 impl Drop for Shut {
     fn drop(&mut self) {
-        let Some(directory) = &self.made else { return };
-        // Only what is empty but for the lock file goes; members and whatever else was put there meanwhile keep it.
-        if std::fs::read_dir(directory).is_ok_and(|entries| entries.count() == 1)
-            && self.lock.take_all().unwrap_or(false)
+        // Only what is empty but for the lock file goes; members and whatever else was put there meanwhile keep it. So does
+        // another who has the gate.
+        if std::fs::read_dir(&self.directory).is_ok_and(|entries| entries.count() == 1)
+            && self.lock.is_named()
+            && self.lock.has_everything().unwrap_or(false)
         {
             self.lock.remove();
-            let _ = std::fs::remove_dir(directory);
+            let _ = std::fs::remove_dir(&self.directory);
         }
     }
 }
@@ -352,6 +391,16 @@ impl Drop for Shut {
 struct Pending {
     file: OwnedFd,
     path: PathBuf,
+    process: u32,
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        // As the lock file's (`lock.rs`).
+        if self.process == std::process::id() {
+            let _ = self.release();
+        }
+    }
 }
 
 impl Pending {
@@ -364,7 +413,7 @@ impl Pending {
         if (status.st_dev, status.st_ino) != (identity.device, identity.inode) {
             return Err(Error::refused(Reason::Changed, path, "another file took its place"));
         }
-        Ok(Pending { file, path })
+        Ok(Pending { file, path, process: std::process::id() })
     }
 
     fn take(&self, patience: Duration) -> Result<()> {

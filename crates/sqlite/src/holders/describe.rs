@@ -1,8 +1,9 @@
 //! How a holder is described to a person: who it is, what it is to the database, which of SQLite's locks it holds.
 
+use super::target::FileId;
 use super::text::Lock;
-use super::walk::{Facts, FileId, Walker};
-use super::{Evidence, FileLock, HeldLocks, Holder, Namespace, judge};
+use super::walk::{Facts, Walker};
+use super::{Evidence, FileLock, HeldFile, HeldLocks, Holder, Namespace, Standing, Via, judge, stop};
 use crate::family::{Family, Member};
 use crate::members::{self, Record};
 use crate::ofd::{DMS, RESERVED, Range, SHARED, WAL_CHECKPOINT, WAL_READ0, WAL_WRITE};
@@ -20,28 +21,31 @@ pub(super) fn file_locks(facts: &Facts) -> Vec<FileLock> {
 
 /// What is needed to describe a holder to a person.
 pub(super) struct About {
-    pub(super) own: i32,
+    pub(super) own: Option<i32>,
     pub(super) own_namespace: Option<u64>,
-    members: Vec<Record>,
+    /// The records of our own processes, and whether the process of each was found.
+    pub(super) records: Vec<(Record, bool)>,
     pub(super) members_unread: bool,
-    users: Users,
+    pub(super) users: Users,
+    pub(super) boot_id: String,
     boot: Option<std::time::SystemTime>,
 }
 
 impl About {
-    pub(super) fn read(family: &Family) -> About {
+    pub(super) fn read(walker: &mut Walker, family: &Family) -> About {
         let members = members::list(family);
         About {
-            own: rustix::process::getpid().as_raw_nonzero().get(),
+            own: walker.own(),
             own_namespace: process::namespace("self", "pid"),
             members_unread: members.is_err(),
-            members: members.unwrap_or_default(),
+            records: members.unwrap_or_default().into_iter().map(|r| (r, false)).collect(),
             users: Users::read(),
+            boot_id: members::boot_id(),
             boot: process::boot_time(),
         }
     }
 
-    pub(super) fn holder(&self, walker: &mut Walker, facts: Facts) -> Holder {
+    pub(super) fn holder(&mut self, walker: &mut Walker, facts: Facts) -> Holder {
         let mut holder = self.stranger(walker, Some(facts.process));
         let (naked, ghost) = judge(&facts.files, &file_locks(&facts));
         holder.locks = held_locks(&locks_by_member(&facts));
@@ -53,7 +57,7 @@ impl About {
     }
 
     /// A process of which no file is known.
-    pub(super) fn stranger(&self, walker: &mut Walker, id: Option<ProcessId>) -> Holder {
+    pub(super) fn stranger(&mut self, walker: &mut Walker, id: Option<ProcessId>) -> Holder {
         let mut holder = Holder {
             pid: id.map(|id| id.pid),
             start_ticks: id.map(|id| id.start_ticks).filter(|t| *t > 0),
@@ -62,7 +66,7 @@ impl About {
             user: None,
             role: None,
             fenced: false,
-            is_self: id.is_some_and(|id| id.pid == self.own),
+            is_self: id.is_some_and(|id| Some(id.pid) == self.own),
             pid_namespace: Namespace::Unknown,
             files: Vec::new(),
             locks: HeldLocks::default(),
@@ -73,28 +77,43 @@ impl About {
         };
         let Some(id) = id else { return holder };
         holder.start_time = self.boot.zip(holder.start_ticks).map(|(boot, ticks)| process::start_time(boot, ticks));
-        holder.command = walker.read(id.pid, "cmdline").map(process::command).unwrap_or_default();
-        holder.stop = process::stop(id.pid, &holder.command, walker.read(id.pid, "cgroup").unwrap_or(b""));
-        let status = walker.read(id.pid, "status").unwrap_or(b"").to_vec();
-        holder.user = Powers::parse(&status).map(|p| self.users.name(p.euid));
-        let namespace = process::namespace(&id.pid.to_string(), "pid");
-        holder.pid_namespace = match (namespace, self.own_namespace) {
+        let papers = walker.papers(id).unwrap_or_default();
+        holder.command = process::command(&papers.command);
+        let asking = rustix::process::getuid().as_raw();
+        holder.stop = stop::stop(
+            &stop::Process {
+                pid: id.pid,
+                command: &holder.command,
+                cgroup: &papers.cgroup,
+                uid: Some(asking).filter(|u| *u != 0),
+            },
+            &stop::docker_name,
+        );
+        holder.user = Powers::parse(&papers.status).map(|p| self.users.name(p.euid));
+        holder.pid_namespace = match (papers.pid_namespace, self.own_namespace) {
             (Some(theirs), Some(ours)) if theirs == ours => Namespace::Same,
             (Some(_), Some(_)) => Namespace::Other,
             _ => Namespace::Unknown,
         };
-        // A record carries the number that its process has in its own pid namespace.
-        let pids = process::namespace_pids(&status);
-        let of_process = |r: &&Record| {
-            r.process.start_ticks == id.start_ticks
-                && (r.process.pid == id.pid && holder.pid_namespace == Namespace::Same
-                    || namespace == Some(r.pid_namespace) && pids.last() == Some(&r.process.pid))
-        };
-        let mut records = self.members.iter().filter(of_process);
-        if let Some(first) = records.next() {
-            holder.role = Some(first.role.clone());
-            holder.fenced = first.fenced || records.any(|r| r.fenced);
+        let pids = process::namespace_pids(&papers.status);
+        let mut role = None;
+        for (record, found) in &mut self.records {
+            // A record carries the number that its process has in its own pid namespace. Which one that is cannot be seen
+            // of a process of another user; then the number and the start to the tick must do.
+            let same_number = match papers.pid_namespace {
+                Some(n) if n == record.pid_namespace => {
+                    record.process.pid == id.pid || pids.last() == Some(&record.process.pid)
+                }
+                Some(_) => false,
+                None => pids.last() == Some(&record.process.pid),
+            };
+            if same_number && record.process.start_ticks == id.start_ticks && record.boot_id == self.boot_id {
+                *found = true;
+                holder.fenced |= record.fenced;
+                role.get_or_insert_with(|| record.role.clone());
+            }
         }
+        holder.role = role;
         holder
     }
 }
@@ -117,4 +136,26 @@ pub(super) fn held_locks(locks: &[(Member, Lock)]) -> HeldLocks {
 pub(super) fn locks_by_member(facts: &Facts) -> Vec<(Member, Lock)> {
     let member = |id: FileId| facts.files.iter().find(|f| (f.device, f.inode) == id).map(|f| f.member);
     facts.locks.iter().filter_map(|(id, lock)| Some((member(*id)?, *lock))).collect()
+}
+
+/// The files that are known by these locks alone.
+pub(super) fn table_files(locks: &[(Member, FileId, Lock)]) -> Vec<HeldFile> {
+    let mut files: Vec<HeldFile> = Vec::new();
+    for &(member, id, lock) in locks {
+        match files.iter_mut().find(|f| f.member == member) {
+            Some(file) => file.writable |= lock.write,
+            None => files.push(HeldFile {
+                member,
+                generation: Standing::Current,
+                deleted: false,
+                via: Via::Lock,
+                descriptor: None,
+                writable: lock.write,
+                size: None,
+                device: id.0,
+                inode: id.1,
+            }),
+        }
+    }
+    files
 }

@@ -1,17 +1,17 @@
-//! Linux: from what each process has to who holds the database, and how sure that is.
+//! Linux: one look at everything, again where something moved meanwhile, and what looks wrong again and again.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
-
+use super::conclude::conclude;
 use super::describe::{About, file_locks, held_locks};
-use super::walk::{Facts, FileId, Seen, Target, Walker};
-use super::{Evidence, HeldFile, Holder, Namespace, Report, Standing, Verdict, Via, judge};
+use super::probe;
+use super::target::{FileId, Target};
+use super::text::Lock;
+use super::walk::{Facts, Opaque, Seen, Walker};
+use super::{HeldFile, Holder, Report, Standing, judge};
 use crate::error::Result;
-use crate::family::{Family, Member, Status};
-use crate::holders::text::Lock;
-use crate::ofd::{self, DMS, SHARED};
-use crate::process::{Powers, ProcessId, Stat};
+use crate::family::{Family, Member};
 
 /// How often something is looked at before it is called wrong, and the time between: an opener that lost the processor
 /// between two system calls looks naked for as long as it waits.
@@ -23,52 +23,261 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(25);
 /// time; only what is unexplained each time is.
 const SCANS: usize = 8;
 
-/// A process that may not be looked at.
-struct Opaque {
-    pid: i32,
-    stat: Stat,
-}
-
-/// Locks that nobody was seen to hold.
-struct Unexplained {
-    unowned: Vec<(Member, FileId, Lock)>,
-    owners: Vec<i32>,
-}
+/// From so many processes on they are shared out among threads, and so many are taken at a time.
+const MANY: usize = 128;
+const SHARE: usize = 16;
+const THREADS: usize = 4;
 
 /// One look at everything.
-struct Picture {
-    target: Target,
-    holders: Vec<Facts>,
-    opaque: Vec<Opaque>,
-    pids: Vec<i32>,
-    locks: Vec<(Member, FileId, Lock)>,
+pub(super) struct Picture {
+    pub(super) target: Target,
+    pub(super) holders: Vec<Facts>,
+    pub(super) opaque: Vec<Opaque>,
+    pub(super) pids: Vec<i32>,
+    /// The locks on the family whose owners `/proc` can name, and those of open file descriptions.
+    pub(super) locks: Vec<(Member, FileId, Lock)>,
+    /// Locks of processes that cannot be seen from here.
+    pub(super) hidden: Vec<(Member, FileId, Lock)>,
+    pub(super) unasked: Vec<(Member, String)>,
+    /// The question had no answer in time.
+    pub(super) never_answered: bool,
+    pub(super) is_sqlite: Option<bool>,
 }
 
-fn picture(walker: &mut Walker, family: &Family, maps: bool) -> Result<Picture> {
-    let target = Target::of(family)?;
-    let pids = walker.processes()?;
-    let (mut holders, mut opaque) = (Vec::new(), Vec::new());
-    for &pid in &pids {
-        match walker.look(&target, pid, maps) {
-            Seen::Holder(facts) => holders.push(facts),
-            Seen::Denied(stat) => opaque.push(Opaque { pid, stat }),
+/// What a walk through all processes gave.
+#[derive(Default)]
+struct Sweep {
+    holders: Vec<Facts>,
+    opaque: Vec<Opaque>,
+}
+
+impl Sweep {
+    fn add(&mut self, seen: Seen) {
+        match seen {
+            Seen::Holder(facts) => self.holders.push(facts),
+            Seen::Denied(opaque) => self.opaque.push(opaque),
             Seen::Nothing => {}
         }
     }
-    Ok(Picture { target, holders, opaque, pids, locks: Vec::new() })
+}
+
+fn sweep(walker: &mut Walker, target: &Target, pids: &[i32], maps: bool) -> Sweep {
+    let next = AtomicUsize::new(0);
+    let work = |walker: &mut Walker| {
+        let mut sweep = Sweep::default();
+        while let Some(share) = pids.chunks(SHARE).nth(next.fetch_add(1, Ordering::Relaxed)) {
+            share.iter().for_each(|pid| sweep.add(walker.look(target, *pid, maps)));
+        }
+        sweep
+    };
+    if pids.len() < MANY {
+        return work(walker);
+    }
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
+    std::thread::scope(|scope| {
+        // A thread that cannot be had leaves its share to the others.
+        let spawn = |_| {
+            let mut walker = Walker::new().ok()?;
+            std::thread::Builder::new().spawn_scoped(scope, move || work(&mut walker)).ok()
+        };
+        let helpers: Vec<_> = (1..threads).filter_map(spawn).collect();
+        let mut all = work(walker);
+        for sweep in helpers.into_iter().filter_map(|h| h.join().ok()) {
+            all.holders.extend(sweep.holders);
+            all.opaque.extend(sweep.opaque);
+        }
+        all
+    })
+}
+
+/// One look at all processes and all locks.
+fn picture(walker: &mut Walker, family: &Family) -> Result<Picture> {
+    let target = Target::of(family)?;
+    let pids = walker.processes()?;
+    let Sweep { holders, opaque } = sweep(walker, &target, &pids, true);
+    let table = walker.lock_table()?;
+    let of_family = |l: Lock| target.shown(l.device, l.inode).map(|(member, id)| (member, id, l));
+    let locks = table.into_iter().filter_map(of_family).collect();
+    let own = walker.own();
+    let answer = probe::ask(family);
+    let mut picture = Picture {
+        target,
+        holders,
+        opaque,
+        pids,
+        locks,
+        hidden: Vec::new(),
+        unasked: answer.unasked,
+        never_answered: answer.never_answered,
+        is_sqlite: answer.is_sqlite,
+    };
+    // Numbers of processes mean the same to the child and to `/proc` if both are of one pid namespace.
+    let same_numbers = own == Some(rustix::process::getpid().as_raw_nonzero().get());
+    picture.compare(&answer.conflicts, same_numbers);
+    Ok(picture)
+}
+
+impl Picture {
+    /// Compares the table of locks with what the kernel answered about each range. What the table lacks is added to it where
+    /// the owner has a number here, and is hidden otherwise.
+    fn compare(&mut self, conflicts: &[probe::Conflict], same_numbers: bool) {
+        for c in conflicts {
+            // A path that names another file by now is for the next look.
+            if self.target.current(c.file) != Some(c.member) {
+                continue;
+            }
+            let in_table =
+                self.locks.iter().filter(|(m, _, l)| *m == c.member && l.touches(c.range)).map(|(_, _, l)| l);
+            let in_descriptors = self.holders.iter().flat_map(|h| h.locks.iter());
+            let in_descriptors = in_descriptors.filter(|(id, l)| *id == c.file && l.touches(c.range)).map(|(_, l)| l);
+            let mut seen = in_table.chain(in_descriptors);
+            let known = match c.pid {
+                -1 => seen.any(|l| l.ofd),
+                pid if pid > 0 => {
+                    seen.any(|l| !l.ofd && (l.pid == pid || !same_numbers))
+                        || same_numbers && self.holders.iter().any(|h| h.process.pid == pid)
+                }
+                _ => false,
+            };
+            if known {
+                continue;
+            }
+            let (start, end) = (c.range.start, c.range.last());
+            let lock =
+                Lock { ofd: c.pid == -1, write: c.write, pid: c.pid, device: (0, 0), inode: c.file.1, start, end };
+            let named = c.pid == -1 || c.pid > 0 && same_numbers;
+            if named { &mut self.locks } else { &mut self.hidden }.push((c.member, c.file, lock));
+        }
+    }
+
+    /// Locks of open file descriptions that no process was seen to hold.
+    pub(super) fn unowned(&self) -> Vec<(Member, FileId, Lock)> {
+        let key = |id: FileId, l: &Lock| (id, l.write, l.start, l.end);
+        let mut seen: Vec<_> =
+            self.holders.iter().flat_map(|h| &h.locks).filter(|(_, l)| l.ofd).map(|(id, l)| key(*id, l)).collect();
+        let mut unowned = Vec::new();
+        for &(member, id, lock) in self.locks.iter().filter(|(_, _, l)| l.ofd || l.pid <= 0) {
+            match seen.iter().position(|s| *s == key(id, &lock)) {
+                Some(at) => drop(seen.swap_remove(at)),
+                None => unowned.push((member, id, lock)),
+            }
+        }
+        unowned
+    }
+
+    /// Owners of process locks that were not seen to hold a file.
+    pub(super) fn unseen_owners(&self) -> Vec<i32> {
+        let known = |pid: i32| self.holders.iter().any(|h| h.process.pid == pid);
+        let mut pids: Vec<i32> =
+            self.locks.iter().filter(|(_, _, l)| !l.ofd && l.pid > 0 && !known(l.pid)).map(|(_, _, l)| l.pid).collect();
+        pids.sort_unstable();
+        pids.dedup();
+        pids
+    }
+
+    /// Looks once more at those who own a lock and have shown no file: they came after the processes were listed, or have it
+    /// in a thread with descriptors of its own.
+    fn look_at_owners(&mut self, walker: &mut Walker) {
+        let opaque = |pid: i32| self.opaque.iter().any(|o| o.pid == pid);
+        let owners: Vec<i32> = self.unseen_owners().into_iter().filter(|pid| !opaque(*pid)).collect();
+        for pid in owners {
+            match again(walker, &self.target, pid) {
+                Seen::Holder(facts) => self.holders.push(facts),
+                Seen::Denied(opaque) => self.opaque.push(opaque),
+                Seen::Nothing if walker.read(pid, "stat").is_none() => continue,
+                Seen::Nothing => {}
+            }
+            if !self.pids.contains(&pid) {
+                self.pids.push(pid);
+            }
+        }
+    }
+}
+
+/// What no look could explain.
+pub(super) struct Unexplained {
+    /// Locks of open file descriptions.
+    pub(super) unowned: Vec<(Member, FileId, Lock)>,
+    /// Locks of processes that cannot be seen from here.
+    pub(super) hidden: Vec<(Member, FileId, Lock)>,
+    /// Processes that own locks and showed no file.
+    pub(super) owners: Vec<i32>,
+}
+
+impl Unexplained {
+    fn of(picture: &Picture) -> Unexplained {
+        Unexplained { unowned: picture.unowned(), hidden: picture.hidden.clone(), owners: picture.unseen_owners() }
+    }
+
+    /// Keeps only what another look could not explain either.
+    fn keep(&mut self, picture: &Picture) {
+        let both = |known: &mut Vec<(Member, FileId, Lock)>, mut again: Vec<(Member, FileId, Lock)>| {
+            let key = |id: FileId, l: &Lock| (id, l.write, l.start, l.end);
+            known.retain(|(_, id, lock)| {
+                let same = |(_, i, l): &(Member, FileId, Lock)| key(*i, l) == key(*id, lock);
+                again.iter().position(same).map(|at| again.swap_remove(at)).is_some()
+            });
+        };
+        both(&mut self.unowned, picture.unowned());
+        both(&mut self.hidden, picture.hidden.clone());
+        let owners = picture.unseen_owners();
+        self.owners.retain(|pid| owners.contains(pid));
+    }
+
+    /// True if another look has nothing to explain: whoever may not be looked at shows no file in that one either.
+    fn nothing_for(&self, picture: &Picture) -> bool {
+        let opaque = |pid: &i32| picture.opaque.iter().any(|o| o.pid == *pid);
+        self.unowned.is_empty() && self.hidden.is_empty() && self.owners.iter().all(opaque)
+    }
+}
+
+/// Looks until every lock has an owner, or it has often been looked for in vain.
+fn settled(walker: &mut Walker, family: &Family) -> Result<(Picture, Unexplained)> {
+    let mut now = picture(walker, family)?;
+    now.look_at_owners(walker);
+    let mut unexplained = Unexplained::of(&now);
+    for _ in 1..SCANS {
+        if unexplained.nothing_for(&now) {
+            break;
+        }
+        std::thread::sleep(BETWEEN_LOOKS);
+        now = picture(walker, family)?;
+        now.look_at_owners(walker);
+        unexplained.keep(&now);
+    }
+    Ok((now, unexplained))
+}
+
+/// True if a process that shows by its locks alone lacks one of the two every time that it is looked at.
+pub(super) fn stays_naked(walker: &mut Walker, target: &Target, pid: i32) -> Result<bool> {
+    for _ in 1..LOOKS {
+        std::thread::sleep(BETWEEN_LOOKS);
+        let table = walker.lock_table()?;
+        let own = table.into_iter().filter(|l| l.pid == pid && !l.ofd);
+        let locks: Vec<_> =
+            own.filter_map(|l| Some((target.shown(l.device, l.inode).map(|(member, _)| member)?, l))).collect();
+        let index = locks.iter().any(|(member, _)| *member == Member::Shm);
+        let held = held_locks(&locks);
+        if !index || held.shared && held.dms {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 pub(super) fn dangerous(family: &Family) -> Result<Vec<Holder>> {
     let mut walker = Walker::new()?;
-    let own = rustix::process::getpid().as_raw_nonzero().get();
-    let mut picture = picture(&mut walker, family, false)?;
-    picture.holders.retain(|f| f.process.pid != own && suspicious(f));
+    let own = walker.own();
+    let target = Target::of(family)?;
+    let pids = walker.processes()?;
+    let mut holders = sweep(&mut walker, &target, &pids, false).holders;
+    holders.retain(|f| Some(f.process.pid) != own && suspicious(f));
     let mut dangerous = Vec::new();
-    if picture.holders.is_empty() {
+    if holders.is_empty() {
         return Ok(dangerous);
     }
-    let about = About::read(family);
-    for facts in picture.holders {
+    let mut about = About::read(&mut walker, family);
+    for facts in holders {
         let Some(facts) = confirm(&mut walker, family, facts)? else { continue };
         let holder = about.holder(&mut walker, facts);
         if holder.naked && !holder.fenced || holder.ghost {
@@ -87,22 +296,15 @@ pub(super) fn mapping_index(family: &Family) -> Result<Vec<i32>> {
 
 pub(super) fn scan(family: &Family) -> Result<Report> {
     let mut walker = Walker::new()?;
-    let mut picture = picture_with_locks(&mut walker, family)?;
-    let mut unexplained = Unexplained { unowned: picture.unowned(), owners: picture.unseen_owners() };
-    for _ in 1..SCANS {
-        if picture.explains(&unexplained) {
-            break;
-        }
-        std::thread::sleep(BETWEEN_LOOKS);
-        picture = picture_with_locks(&mut walker, family)?;
-        unexplained.keep(&picture);
-    }
-    let about = About::read(family);
+    let (picture, unexplained) = settled(&mut walker, family)?;
+    let mut about = About::read(&mut walker, family);
     let mut holders = Vec::new();
-    for facts in std::mem::take(&mut picture.holders) {
+    for facts in picture.holders.clone() {
         let id = facts.process;
         if !suspicious(&facts) {
-            holders.push(about.holder(&mut walker, facts));
+            if !asks(&mut walker, &picture.target, &facts) {
+                holders.push(about.holder(&mut walker, facts));
+            }
             continue;
         }
         if let Some(facts) = confirm(&mut walker, family, facts)? {
@@ -111,69 +313,34 @@ pub(super) fn scan(family: &Family) -> Result<Report> {
         }
         // It looked wrong and did not stay so: it was opening or closing. It is shown as it is now, if it is still there, and
         // one more passing look is no proof against it.
-        if let Seen::Holder(facts) = walker.look(&picture.target, id.pid, true)
+        if let Seen::Holder(facts) = again(&mut walker, &picture.target, id.pid)
             && facts.process == id
         {
             holders.push(Holder { naked: false, ghost: false, ..about.holder(&mut walker, facts) });
         }
     }
-    Ok(conclude(&mut walker, family, &about, picture, unexplained, holders))
+    conclude(&mut walker, family, &mut about, picture, unexplained, holders)
 }
 
-fn picture_with_locks(walker: &mut Walker, family: &Family) -> Result<Picture> {
-    let mut picture = picture(walker, family, true)?;
-    let table = walker.lock_table()?;
-    let target = &picture.target;
-    let of_family = |l: Lock| target.shown(l.device, l.inode).map(|(member, id)| (member, id, l));
-    picture.locks = table.into_iter().filter_map(of_family).collect();
-    Ok(picture)
+/// True if this was the child by which another look of the same moment asks about locks. It has the files open for an instant.
+fn asks(walker: &mut Walker, target: &Target, facts: &Facts) -> bool {
+    let pid = facts.process.pid;
+    let named =
+        |walker: &mut Walker| walker.read(pid, "comm").is_some_and(|c| c.trim_ascii_end() == probe::NAME.to_bytes());
+    if !facts.locks.is_empty() || facts.files.iter().any(|f| f.writable) || !named(walker) {
+        return false;
+    }
+    (1..LOOKS).any(|_| {
+        std::thread::sleep(BETWEEN_LOOKS);
+        !matches!(walker.look(target, pid, false), Seen::Holder(f) if f.process == facts.process)
+    })
 }
 
-impl Picture {
-    /// Locks of open file descriptions that no process was seen to hold.
-    fn unowned(&self) -> Vec<(Member, FileId, Lock)> {
-        let key = |id: FileId, l: &Lock| (id, l.write, l.start, l.end);
-        let mut seen: Vec<_> =
-            self.holders.iter().flat_map(|h| &h.locks).filter(|(_, l)| l.ofd).map(|(id, l)| key(*id, l)).collect();
-        let mut unowned = Vec::new();
-        for &(member, id, lock) in self.locks.iter().filter(|(_, _, l)| l.ofd || l.pid <= 0) {
-            match seen.iter().position(|s| *s == key(id, &lock)) {
-                Some(at) => drop(seen.swap_remove(at)),
-                None => unowned.push((member, id, lock)),
-            }
-        }
-        unowned
-    }
-
-    /// Owners of process locks that were not seen to hold a file.
-    fn unseen_owners(&self) -> Vec<i32> {
-        let known = |pid: i32| self.holders.iter().any(|h| h.process.pid == pid);
-        let mut pids: Vec<i32> =
-            self.locks.iter().filter(|(_, _, l)| !l.ofd && l.pid > 0 && !known(l.pid)).map(|(_, _, l)| l.pid).collect();
-        pids.sort_unstable();
-        pids.dedup();
-        pids
-    }
-
-    /// True if all locks are explained by what was seen, or by processes that cannot be seen.
-    fn explains(&self, unexplained: &Unexplained) -> bool {
-        let opaque = |pid: &i32| self.opaque.iter().any(|o| o.pid == *pid) || !self.pids.contains(pid);
-        unexplained.unowned.is_empty() && unexplained.owners.iter().all(opaque)
-    }
-}
-
-impl Unexplained {
-    /// Keeps only what another look could not explain either.
-    fn keep(&mut self, picture: &Picture) {
-        let mut again = picture.unowned();
-        self.unowned.retain(|(_, id, lock)| {
-            let same = |(_, i, l): &(Member, FileId, Lock)| {
-                (*i, l.write, l.start, l.end) == (*id, lock.write, lock.start, lock.end)
-            };
-            again.iter().position(same).map(|at| again.swap_remove(at)).is_some()
-        });
-        let owners = picture.unseen_owners();
-        self.owners.retain(|pid| owners.contains(pid));
+/// Looks at one process with all its threads.
+fn again(walker: &mut Walker, target: &Target, pid: i32) -> Seen {
+    match walker.look(target, pid, true) {
+        Seen::Nothing => walker.look_at_threads(target, pid),
+        seen => seen,
     }
 }
 
@@ -188,8 +355,8 @@ fn confirm(walker: &mut Walker, family: &Family, mut facts: Facts) -> Result<Opt
     for _ in 1..LOOKS {
         std::thread::sleep(BETWEEN_LOOKS);
         let target = Target::of(family)?;
-        match walker.look(&target, facts.process.pid, true) {
-            Seen::Holder(again) if again.process == facts.process && same_wrong(&facts, &again) => facts = again,
+        match again(walker, &target, facts.process.pid) {
+            Seen::Holder(now) if now.process == facts.process && same_wrong(&facts, &now) => facts = now,
             _ => return Ok(None),
         }
     }
@@ -207,186 +374,4 @@ fn same_wrong(before: &Facts, after: &Facts) -> bool {
     };
     (naked && still_naked && kept(|f| f.member == Member::Shm))
         || (ghost && still_ghost && kept(|f| f.generation == Standing::Retired))
-}
-
-fn table_files(locks: &[(Member, FileId, Lock)]) -> Vec<HeldFile> {
-    let mut files: Vec<HeldFile> = Vec::new();
-    for &(member, id, lock) in locks {
-        match files.iter_mut().find(|f| f.member == member) {
-            Some(file) => file.writable |= lock.write,
-            None => files.push(HeldFile {
-                member,
-                generation: Standing::Current,
-                deleted: false,
-                via: Via::Lock,
-                descriptor: None,
-                writable: lock.write,
-                size: None,
-                device: id.0,
-                inode: id.1,
-            }),
-        }
-    }
-    files
-}
-
-/// Adds who shows only by a lock, clears whom nothing speaks against, and says how sure all that is.
-fn conclude(
-    walker: &mut Walker,
-    family: &Family,
-    about: &About,
-    picture: Picture,
-    unexplained: Unexplained,
-    mut holders: Vec<Holder>,
-) -> Report {
-    let Unexplained { unowned, owners } = unexplained;
-    let mut limits = Vec::new();
-    let by_lock = |holder: &mut Holder, locks: &[(Member, FileId, Lock)]| {
-        holder.files = table_files(locks);
-        holder.locks = held_locks(&locks.iter().map(|(m, _, l)| (*m, *l)).collect::<Vec<_>>());
-        let index = holder.files.iter().any(|f| f.member == Member::Shm);
-        holder.naked = index && !(holder.locks.shared && holder.locks.dms);
-    };
-    let seen = |pid: i32| picture.pids.contains(&pid) && !picture.opaque.iter().any(|o| o.pid == pid);
-    for pid in owners {
-        // Whoever can be looked at and has no file of the family any more has just let go.
-        if seen(pid) {
-            continue;
-        }
-        let start_ticks = walker.read(pid, "stat").and_then(Stat::parse).map_or(0, |s| s.start_ticks);
-        let locks: Vec<_> = picture.locks.iter().copied().filter(|(_, _, l)| l.pid == pid).collect();
-        let mut holder = about.stranger(walker, Some(ProcessId { pid, start_ticks }));
-        by_lock(&mut holder, &locks);
-        holders.push(holder);
-    }
-    if !unowned.is_empty() {
-        let mut holder = about.stranger(walker, None);
-        holder.pid_namespace = if picture.opaque.is_empty() { Namespace::Other } else { Namespace::Unknown };
-        by_lock(&mut holder, &unowned);
-        // Several owners may be behind these locks, so a missing one says nothing about any of them.
-        holder.naked = false;
-        holders.push(holder);
-    }
-    if about.own_namespace != Some(INITIAL_PID_NAMESPACE) {
-        match hidden_locks(family, &picture, about.own) {
-            Some(hidden) if !hidden.is_empty() => {
-                let mut holder = about.stranger(walker, None);
-                holder.pid_namespace = Namespace::Other;
-                by_lock(&mut holder, &hidden);
-                holder.naked = false;
-                holders.push(holder);
-            }
-            Some(_) => {}
-            None => limits.push(
-                "locks of hidden processes were not asked for, because that could drop this process's own".to_owned(),
-            ),
-        }
-        limits.push(
-            "this is not the machine's own pid namespace: a process outside it is not listed, and shows only by a lock \
-             that no listed process has too"
-                .to_owned(),
-        );
-    }
-    let owner = Status::of(&family.main()).ok().flatten();
-    let mut unclear = Vec::new();
-    for opaque in &picture.opaque {
-        if holders.iter().any(|h| h.pid == Some(opaque.pid)) {
-            continue;
-        }
-        let status = walker.read(opaque.pid, "status").map(Powers::parse);
-        let may_open = match (status.flatten(), owner) {
-            (Some(powers), Some(main)) => powers.any_file || powers.euid == main.uid || main.mode & 0o077 != 0,
-            _ => true,
-        };
-        if !may_open {
-            continue;
-        }
-        let command = walker.read(opaque.pid, "cmdline").unwrap_or(b"").to_vec();
-        let speaks = named_member(&picture.target, &command).is_some();
-        if speaks {
-            let id = ProcessId { pid: opaque.pid, start_ticks: opaque.stat.start_ticks };
-            let mut holder = about.stranger(walker, Some(id));
-            holder.evidence = Evidence::Argv;
-            holders.push(holder);
-        }
-        if speaks || !unowned.is_empty() {
-            unclear.push(opaque.pid);
-        }
-    }
-    let path = family.main().display().to_string();
-    if !picture.opaque.is_empty() {
-        limits.push(format!(
-            "the descriptors of {} processes of other users cannot be listed; one that holds no lock could hide there: \
-             sudo statehouse holders {}",
-            picture.opaque.len(),
-            quoted(&path)
-        ));
-    }
-    if !unclear.is_empty() {
-        let pids: Vec<String> = unclear.iter().map(i32::to_string).collect();
-        limits.push(format!("not cleared: pid {}", pids.join(", ")));
-    }
-    if !picture.pids.contains(&1) {
-        limits.push("/proc hides the processes of other users (hidepid): they show only by their locks".to_owned());
-    }
-    if about.members_unread {
-        limits.push("the records of our own processes cannot be read, so roles are missing".to_owned());
-    }
-    holders.sort_by_key(|h| (h.pid.is_none(), h.pid));
-    let verdict = match (unclear.is_empty(), holders.is_empty()) {
-        (false, _) => Verdict::Unknown,
-        (true, true) => Verdict::Quiet,
-        (true, false) => Verdict::Held,
-    };
-    Report { path, verdict, uninspected: picture.opaque.len(), limits, holders }
-}
-
-/// The two locks of a generation, where the kernel says that they are taken and `/proc/locks` has nobody for them: it leaves
-/// out what belongs to a process of a pid namespace that is not seen from here. `None` if it was not asked, because the
-/// question needs an ordinary descriptor, whose close would drop locks that this process has by itself.
-fn hidden_locks(family: &Family, picture: &Picture, own: i32) -> Option<Vec<(Member, FileId, Lock)>> {
-    let main = Status::of(&family.main()).ok().flatten()?.identity;
-    let protected = crate::locks::in_use(main.device, main.inode);
-    if !protected && picture.locks.iter().any(|(_, _, l)| l.pid == own) {
-        return None;
-    }
-    let mut hidden = Vec::new();
-    for (member, range) in [(Member::Main, SHARED), (Member::Shm, DMS)] {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let path = family.path(member);
-        let regular = |s: Status| s.kind() == rustix::fs::FileType::RegularFile;
-        let Some(status) = Status::of(&path).ok().flatten().filter(|s| regular(*s)) else { continue };
-        let Ok(file) = rustix::fs::open(&path, flags, Mode::empty()) else { continue };
-        let known = picture.locks.iter().any(|(m, _, l)| *m == member && l.touches(range));
-        if let Ok(Some(conflict)) = ofd::conflict(&file, ofd::Kind::Write, range)
-            && !known
-        {
-            let id = (status.identity.device, status.identity.inode);
-            let write = conflict.kind == ofd::Kind::Write;
-            let (start, end) = (range.start, range.last());
-            let lock = Lock { ofd: false, write, pid: 0, device: (0, 0), inode: id.1, start, end };
-            hidden.push((member, id, lock));
-        }
-    }
-    Some(hidden)
-}
-
-/// `PROC_PID_INIT_INO` of `linux/proc_ns.h`.
-const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
-
-/// An argument that is the path of a member, alone or after the `=` of an option.
-fn named_member(target: &Target, command: &[u8]) -> Option<Member> {
-    command.split(|b| *b == 0).find_map(|word| {
-        let after = word.iter().position(|b| *b == b'=').map(|at| &word[at + 1..]);
-        target.member_named(word).or_else(|| target.member_named(after?))
-    })
-}
-
-/// A path as one word of a shell.
-fn quoted(path: &str) -> String {
-    if path.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-".contains(&b)) {
-        path.to_owned()
-    } else {
-        format!("'{}'", path.replace('\'', "'\\''"))
-    }
 }

@@ -9,24 +9,46 @@
 //! anybody naked, and says that this is not known.
 
 #[cfg(target_os = "linux")]
+mod argv;
+#[cfg(target_os = "linux")]
+mod conclude;
+#[cfg(target_os = "linux")]
 mod describe;
+#[cfg(target_os = "linux")]
+mod elsewhere;
 #[cfg(any(target_os = "macos", all(test, unix)))]
 mod libproc;
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(target_os = "macos")]
+mod macos;
+#[cfg(target_os = "linux")]
+mod maps;
+#[cfg(target_os = "linux")]
+mod probe;
 #[cfg(any(windows, test))]
 mod restart;
-#[cfg_attr(target_os = "linux", path = "linux.rs")]
-#[cfg_attr(target_os = "macos", path = "macos.rs")]
-#[cfg_attr(windows, path = "windows.rs")]
-mod system;
+#[cfg(target_os = "linux")]
+mod stop;
+#[cfg(target_os = "linux")]
+mod target;
 #[cfg(target_os = "linux")]
 mod text;
 #[cfg(test)]
 mod this_machine;
 #[cfg(target_os = "linux")]
 mod walk;
+#[cfg(windows)]
+mod windows;
 
 use serde::Serialize;
 
+#[cfg(target_os = "linux")]
+use self::linux as system;
+#[cfg(target_os = "macos")]
+use self::macos as system;
+#[cfg(windows)]
+use self::windows as system;
 use crate::error::Result;
 use crate::family::{Family, Member};
 

@@ -101,6 +101,8 @@ fn lines(mut text: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// One shared map of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mapping<'a> {
+    /// The addresses, which name the map in `/proc/PID/map_files`.
+    pub(crate) area: &'a [u8],
     pub(crate) writable: bool,
     pub(crate) device: (u32, u32),
     pub(crate) inode: u64,
@@ -118,13 +120,14 @@ pub(crate) fn mappings(text: &[u8]) -> impl Iterator<Item = Mapping<'_>> {
             return None;
         }
         let mut fields = line.splitn(6, |b| *b == b' ');
-        let rights = fields.nth(1)?;
+        let area = fields.next()?;
+        let rights = fields.next()?;
         let device = std::str::from_utf8(fields.nth(1)?).ok()?;
         let (major, minor) = device.split_once(':')?;
         let device = (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
         let inode = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
         let path = fields.next()?.trim_ascii_start();
-        path.starts_with(b"/").then_some(Mapping { writable: rights.get(1) == Some(&b'w'), device, inode, path })
+        path.starts_with(b"/").then_some(Mapping { area, writable: rights.get(1) == Some(&b'w'), device, inode, path })
     })
 }
 
@@ -231,7 +234,9 @@ mod tests {
             let _ = (unmarked(&text), split(&text));
             crate::process::Stat::parse(&text);
             crate::process::Powers::parse(&text);
-            crate::process::stop(1, &crate::process::command(&text), &text);
+            let command = crate::process::command(&text);
+            let process = crate::holders::stop::Process { pid: 1, command: &command, cgroup: &text, uid: None };
+            crate::holders::stop::stop(&process, &|_| None);
         }
     }
 }

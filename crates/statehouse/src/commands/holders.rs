@@ -1,6 +1,6 @@
 //! `statehouse holders [PATH]`: which processes use a database, and whether they still hold their locks.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use statehouse_sqlite::holders::{Holder, Report, Standing, Verdict, scan};
 use statehouse_sqlite::{Error, Family, Member, Reason, Status};
@@ -11,7 +11,7 @@ use crate::exit;
 use crate::failure::Result;
 use crate::home::Place;
 use crate::store;
-use crate::text::{escape_line, shorten, table};
+use crate::text::{bytes, escape_line, shorten, table};
 
 pub(crate) fn run(context: &Context, holders: &Holders) -> Result {
     let place = Place::of(holders.target.path.as_deref(), &context.home);
@@ -26,6 +26,7 @@ pub(crate) fn run(context: &Context, holders: &Holders) -> Result {
 /// `no_store` when there is no database and nobody has one of this name open; or the system's answer.
 pub(crate) fn look(path: &Path) -> Result<Report> {
     store::must_exist(path)?;
+    let path = &followed(path)?;
     let family = Family::of(path)?;
     let report = scan(&family)?;
     let main = Status::of(&family.main()).map_err(|e| Error::io("look at", &family.main(), e))?;
@@ -35,6 +36,31 @@ pub(crate) fn look(path: &Path) -> Result<Report> {
     }
     Ok(report)
 }
+
+/// The file that a path leads to. A program that was given a link has the real file open, with its log beside that one.
+fn followed(path: &Path) -> Result<PathBuf> {
+    let look = |path: &Path| Status::of(path).map_err(|e| Error::io("look at", path, e));
+    let Some(status) = look(path)? else { return Ok(path.to_owned()) };
+    let (real, status) = if status.mode & KIND == LINK {
+        let dangling = |e: std::io::Error| Error::refused(Reason::Symlink, path, format!("it leads nowhere: {e}"));
+        let real = std::fs::canonicalize(path).map_err(dangling)?;
+        let status = look(&real)?;
+        (real, status)
+    } else {
+        (path.to_owned(), Some(status))
+    };
+    match status {
+        Some(status) if status.mode & KIND != REGULAR => {
+            Err(Error::refused(Reason::NotRegular, real, "so no process can have a database open there").into())
+        }
+        _ => Ok(real),
+    }
+}
+
+/// The bits of a mode that say what kind of file it is (`S_IFMT`, `S_IFLNK`, `S_IFREG`).
+const KIND: u32 = 0o170_000;
+const LINK: u32 = 0o120_000;
+const REGULAR: u32 = 0o100_000;
 
 fn code(report: &Report, expect_quiet: bool) -> u8 {
     match report.verdict {
@@ -60,10 +86,42 @@ fn text(report: &Report) -> String {
         out.push_str(&escape_line(&alarm(holder)));
         out.push('\n');
     }
+    for holder in report.holders.iter().filter(|h| !(h.naked || h.ghost)) {
+        out.push_str(&escape_line(&remedy(holder)));
+        out.push('\n');
+    }
+    let unlinked = unlinked_bytes(report);
+    if unlinked > 0 {
+        out.push_str(&format!(
+            "{} of the disk are in deleted files that are still open, and free again once their holders have ended.\n",
+            bytes(unlinked)
+        ));
+    }
     for limit in &report.limits {
         out.push_str(&format!("note: {}\n", escape_line(limit)));
     }
     out
+}
+
+/// What stops a holder about which nothing is wrong.
+fn remedy(h: &Holder) -> String {
+    let who = h.pid.map_or_else(|| "what cannot be seen from here".to_owned(), |pid| format!("PID {pid}"));
+    format!("to stop {who}: {}", h.stop)
+}
+
+/// The length of all files that have no name any more. Several processes may hold the same one.
+fn unlinked_bytes(report: &Report) -> u64 {
+    let mut files: Vec<(u64, u64, u64)> = report
+        .holders
+        .iter()
+        .flat_map(|h| &h.files)
+        .filter(|f| f.deleted)
+        .map(|f| (f.device, f.inode, f.size.unwrap_or(0)))
+        .collect();
+    // A map of a file may not tell its length where a descriptor of the same file does.
+    files.sort_unstable_by(|a, b| b.cmp(a));
+    files.dedup_by_key(|f| (f.0, f.1));
+    files.iter().map(|f| f.2).sum()
 }
 
 fn row(h: &Holder) -> Vec<String> {
