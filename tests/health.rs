@@ -24,10 +24,10 @@ for line in sys.stdin:
     print("done", flush=True)
 "#;
 
-struct Holder(Child);
+pub(crate) struct Holder(Child);
 
 impl Holder {
-    fn of(database: &Path) -> Holder {
+    pub(crate) fn of(database: &Path) -> Holder {
         let mut holder = Holder(Child::spawn(Command::new(python()).args(["-I", "-c", HOLDER]).arg(database)));
         holder.order(json!({"sql": "PRAGMA wal_autocheckpoint=0"}));
         holder.order(json!({"sql": "INSERT INTO m(t) VALUES('held')"}));
@@ -40,7 +40,7 @@ impl Holder {
     }
 
     /// What a program does that reads "some file" and does not know that it is its own database.
-    fn loses_its_locks(&mut self, database: &Path) {
+    pub(crate) fn loses_its_locks(&mut self, database: &Path) {
         self.order(json!({"touch": database}));
         self.order(json!({"touch": beside(database, "-shm")}));
     }

@@ -17,6 +17,7 @@ mod durability;
 mod health;
 mod hermes;
 mod house;
+mod maintenance;
 mod modes;
 mod readme;
 mod refusals;

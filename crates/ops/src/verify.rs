@@ -395,7 +395,7 @@ impl View {
 
 /// True if this line of a check is about what a full-text index holds, and not about the pages of the file (fts5_main.c,
 /// `fts5IntegrityMethod`; fts3.c, `fts3IntegrityMethod`).
-fn is_of_search_index(line: &str) -> bool {
+pub(crate) fn is_of_search_index(line: &str) -> bool {
     ["malformed inverted index for FTS", "unable to validate the inverted index for FTS"]
         .iter()
         .any(|beginning| line.starts_with(beginning))

@@ -25,6 +25,8 @@ pub mod admission;
 #[cfg(target_os = "linux")]
 pub mod anchor;
 #[cfg(target_os = "linux")]
+pub mod backlog;
+#[cfg(target_os = "linux")]
 mod busy;
 #[cfg(target_os = "linux")]
 mod captures;

@@ -85,6 +85,14 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: Service,
     },
+    /// Copy the log of a database into its main file
+    Checkpoint(Checkpoint),
+    /// Rewrite a database without the pages that hold nothing, if that is worth it
+    Vacuum(Vacuum),
+    /// Refresh the planner's statistics and merge the search indexes
+    Optimize(Optimize),
+    /// Change between a write-ahead log and a rollback journal; never under a program that uses the database
+    JournalMode(JournalMode),
     /// What the services' own readiness checks run in a process apart
     #[command(hide = true)]
     Probe {
@@ -295,6 +303,69 @@ pub(crate) struct Verify {
     /// Keep trying for so long until a write works (implies --write)
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) wait_for_write: Option<Duration>,
+}
+
+/// What all work takes that needs a database alone.
+#[derive(Debug, Args)]
+pub(crate) struct Structural {
+    /// Ask processes of Statehouse to let go of the database meanwhile, and wait so long for them
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) drain: Option<Duration>,
+    /// Go on beside other holders, and say which; never beside one that uses deleted files or has lost its locks
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Only say what would be done, what it would gain, and what would refuse it now
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Checkpoint {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Empty the log after it. This needs the database alone; without it nobody is disturbed
+    #[arg(long)]
+    pub(crate) truncate: bool,
+    #[command(flatten)]
+    pub(crate) structural: Structural,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Vacuum {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Also if hardly anything is to be gained
+    #[arg(long)]
+    pub(crate) anyway: bool,
+    #[command(flatten)]
+    pub(crate) structural: Structural,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Optimize {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) structural: Structural,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct JournalMode {
+    /// The mode that is wanted
+    #[arg(value_enum)]
+    pub(crate) mode: JournalModeName,
+    #[command(flatten)]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) structural: Structural,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum JournalModeName {
+    /// A write-ahead log: readers and a writer at the same time
+    Wal,
+    /// A rollback journal that is deleted after each transaction
+    Delete,
 }
 
 #[derive(Debug, Subcommand)]

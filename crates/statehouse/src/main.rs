@@ -61,6 +61,7 @@ fn answer(cli: Cli) -> u8 {
 }
 
 fn run(cli: Cli, output: Output) -> Result {
+    signals::outlive_size_limit()?;
     if let Some(supervisor) = cli.common.supervised_by {
         signals::end_with(supervisor)?;
     }

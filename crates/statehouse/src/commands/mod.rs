@@ -5,6 +5,7 @@ mod dashboard;
 mod gateway;
 mod holders;
 mod import;
+mod maintain;
 pub(crate) mod probe;
 mod scheduler;
 mod service;
@@ -44,6 +45,10 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result {
         Command::Status(target) => status::run(&context, &target),
         Command::Verify(verify) => verify::run(&context, &verify),
         Command::Service { command: Service::Print(print) } => unit::run(&context, &print),
+        Command::Checkpoint(checkpoint) => maintain::checkpoint(&context, &checkpoint),
+        Command::Vacuum(vacuum) => maintain::vacuum(&context, &vacuum),
+        Command::Optimize(optimize) => maintain::optimize(&context, &optimize),
+        Command::JournalMode(mode) => maintain::journal_mode(&context, &mode),
         Command::Probe { command } => probe::run(&context, &command),
     }
 }
