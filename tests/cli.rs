@@ -19,6 +19,9 @@ fn what_cannot_be_understood_exits_2_in_the_shape_that_was_asked_for() {
         &["up", "--gateway-port", "70000"],
         &["--profile", "../elsewhere", "status"],
         &["sessions", "show"],
+        &["journal-mode"],
+        &["journal-mode", "memory"],
+        &["vacuum", "--drain", "soon"],
     ] {
         let plain = cli(&home, line);
         assert_eq!(plain.code(), 2, "{line:?}: {plain:#?}");
@@ -65,6 +68,10 @@ fn without_a_home_everything_but_up_and_import_says_no_store_and_creates_nothing
         &["status"],
         &["verify"],
         &["holders"],
+        &["checkpoint"],
+        &["vacuum", "--dry-run"],
+        &["optimize"],
+        &["journal-mode", "wal"],
         &["--profile", "work", "sessions", "list"],
     ] {
         let done = cli(&home, line.iter().chain(&["--json"]));

@@ -9,6 +9,7 @@
 )]
 
 mod acceptance;
+mod anchor;
 mod bad_input;
 mod cli;
 mod destroyed;
@@ -16,6 +17,7 @@ mod durability;
 mod health;
 mod hermes;
 mod house;
+mod maintenance;
 mod modes;
 mod readme;
 mod refusals;

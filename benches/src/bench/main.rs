@@ -1,5 +1,5 @@
 //! Side by side with hermes-agent 0.19.0, in one run, alternating: what a message costs, what opening costs, and what an
-//! idle gateway costs. Run by `cargo xtask bench`.
+//! idle gateway and an idle anchor cost. Run by `cargo xtask bench`.
 //!
 //! A disk's flush can differ tenfold from minute to minute, so each number stands beside the peer's of the same minute,
 //! and only the ratio is worth keeping. Both sides append to a store that already holds messages, from three processes
@@ -111,8 +111,8 @@ fn all(settings: &Settings) -> Result<()> {
             drop(holder);
         }
     }
-    eprintln!("bench: watching an idle gateway for {} s", settings.idle_seconds);
-    let idle = idle::gateway(settings.idle_seconds)?;
+    eprintln!("bench: watching an idle house for {} s", settings.idle_seconds);
+    let idle = idle::services(settings.idle_seconds)?;
     let text = report::text(settings, &figures, &idle)?;
     println!("{text}");
     if settings.report {

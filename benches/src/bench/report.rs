@@ -7,13 +7,13 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::Settings;
-use crate::idle::Idle;
+use crate::idle::{Idle, WATCHED};
 use crate::load::{Figures, Line};
 
 const OURS: &str = "statehouse";
 const PEER: &str = "hermes-agent";
 
-pub(crate) fn text(settings: &Settings, figures: &Figures, idle: &Idle) -> Result<String> {
+pub(crate) fn text(settings: &Settings, figures: &Figures, idle: &[Idle; WATCHED.len()]) -> Result<String> {
     let mut out = String::new();
     write!(
         out,
@@ -77,13 +77,15 @@ pub(crate) fn text(settings: &Settings, figures: &Figures, idle: &Idle) -> Resul
          From the call that opens to the first row read, each time in a fresh process, page cache warm.\n\n\
          | | | median ms | p99 ms | times |\n|---|---|---|---|---|\n\
          {opening}\n\
-         ## An idle gateway\n\n\
-         In the house as `statehouse up` runs it, for {} s without a client: {:.1} MB resident, {:.2} % of a core.\n\
-         The peer has no process that does only this, so there is no ratio.\n",
-        idle.seconds,
-        idle.resident as f64 / 1e6,
-        idle.core,
+         ## An idle gateway and an idle anchor\n\n\
+         In the house as `statehouse up` runs it, for {seconds} s without a client.\n\n\
+         | | MB resident | % of a core |\n|---|---|---|\n",
+        seconds = idle[0].seconds,
     )?;
+    for (name, idle) in WATCHED.iter().zip(idle) {
+        writeln!(out, "| {name} | {:.1} | {:.2} |", idle.resident as f64 / 1e6, idle.core)?;
+    }
+    writeln!(out, "\nThe peer has no process that does only this, so there is no ratio.")?;
     Ok(out)
 }
 

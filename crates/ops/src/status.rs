@@ -11,6 +11,8 @@ use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
 use statehouse_sqlite::{Family, Generation, Member, Result, files, filesystem, incidents, members, rusqlite};
 
+use crate::maintenance::policy::Memory;
+
 /// The document of `statehouse status`.
 #[derive(Debug, Serialize)]
 pub struct StatusDocument {
@@ -42,6 +44,8 @@ pub struct StatusDocument {
     pub last_snapshot: Option<String>,
     /// Incidents that nobody has closed.
     pub incidents_open: u64,
+    /// What is remembered of maintenance.
+    pub maintenance: Memory,
     /// The version of this program.
     pub version: &'static str,
 }
@@ -94,6 +98,7 @@ pub fn status(path: &Path, application_id: i32) -> Result<StatusDocument> {
         members: members::list(&family)?,
         last_snapshot: None,
         incidents_open: incidents::count_open(&family)?,
+        maintenance: Memory::read(&family),
         version: env!("CARGO_PKG_VERSION"),
     })
 }

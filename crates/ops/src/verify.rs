@@ -10,6 +10,7 @@ use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use statehouse_sessions::sqlite::APPLICATION_ID;
 use statehouse_sessions::{OpenMode, SqliteStore, Store as _};
+use statehouse_sqlite::admission::ANCHOR;
 use statehouse_sqlite::destroyed::{self, Mark};
 use statehouse_sqlite::headers::{self, Headers};
 use statehouse_sqlite::holders::{self, Holder, Report, Standing, Verdict};
@@ -220,8 +221,19 @@ impl View {
 
     fn generation(&self) -> Found {
         let retired = |h: &&Holder| h.files.iter().any(|f| f.generation == Standing::Retired);
-        let behind: Vec<&Holder> = self.report.holders.iter().filter(retired).collect();
+        // An anchor reads nothing of the database; it keeps what was removed readable for whoever copies it.
+        let keeps = |h: &&Holder| h.role.as_deref() == Some(ANCHOR) && !h.ghost;
+        let (keeping, behind): (Vec<&Holder>, Vec<&Holder>) =
+            self.report.holders.iter().filter(retired).partition(keeps);
         let names = |of: &[&Holder]| of.iter().map(|h| name(h)).collect::<Vec<_>>().join(", ");
+        if behind.is_empty() && !keeping.is_empty() {
+            return Found::new(
+                Outcome::Info,
+                "an anchor keeps files that the paths no longer name; what they hold may not have been copied yet",
+            )
+            .detail(names(&keeping))
+            .hint("Look at what the anchor says (`keeping`), and copy the files before it is stopped.");
+        }
         if behind.is_empty() {
             let n = self.report.holders.len();
             return Found::new(Outcome::Ok, format!("every process that has it open ({n}) uses what the paths name"));
@@ -383,7 +395,7 @@ impl View {
 
 /// True if this line of a check is about what a full-text index holds, and not about the pages of the file (fts5_main.c,
 /// `fts5IntegrityMethod`; fts3.c, `fts3IntegrityMethod`).
-fn is_of_search_index(line: &str) -> bool {
+pub(crate) fn is_of_search_index(line: &str) -> bool {
     ["malformed inverted index for FTS", "unable to validate the inverted index for FTS"]
         .iter()
         .any(|beginning| line.starts_with(beginning))

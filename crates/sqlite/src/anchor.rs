@@ -12,8 +12,14 @@
 //!   process lived all the time, so its index is no older than its log.
 //! * It must not keep others from rolling back a hot journal or from leaving rollback mode, so it refuses both, and looks
 //!   again once it has the lock, for from then on neither can come about.
+//!
+//! When its generation retires it lets go of the locks at once, for openers wait for that. The descriptors are another
+//! matter: see [`Kept`].
+
+mod kept;
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,6 +32,8 @@ use crate::headers::{self, Headers, Journal, MainHeader};
 use crate::holders;
 use crate::ofd::{self, DMS, Kind, PENDING, Range, SHARED};
 use crate::secure::{self, Inspected, Purpose};
+
+pub use kept::{Kept, KeptFile, Over};
 
 /// How long a lock that is in the way for a moment is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -49,18 +57,34 @@ struct Held {
     file: OwnedFd,
 }
 
+/// Looks whether the database can be anchored now. Takes no lock, changes nothing, and is in nobody's way.
+///
+/// # Errors
+/// What [`secure::inspect`] and [`headers::check`] refuse; [`Reason::RollbackMode`], [`Reason::HotJournal`],
+/// [`Reason::Changed`].
+pub fn check(family: &Family) -> Result<Inspected> {
+    look(family).map(|(inspected, _)| inspected)
+}
+
+/// Takes the two locks of the database's present generation, with ten seconds of patience for locks that are in the way.
+///
+/// # Errors
+/// As [`hold_within`].
+pub fn hold(family: &Family) -> Result<Anchor> {
+    hold_within(family, PATIENCE)
+}
+
 /// Takes the two locks of the database's present generation.
 ///
 /// The process must have no SQLite connection to this database. `-shm` is created if it is missing, with the permissions
 /// and the owner of the main file.
 ///
 /// # Errors
-/// What [`secure::inspect`] and [`headers::check`] refuse; [`Reason::RollbackMode`], [`Reason::HotJournal`],
-/// [`Reason::Changed`]; [`Error::Busy`] when a lock is in the way for ten seconds.
-pub fn hold(family: &Family) -> Result<Anchor> {
+/// What [`check`] refuses; [`Error::Busy`] when a lock is in the way for longer than `patience`.
+pub fn hold_within(family: &Family, patience: Duration) -> Result<Anchor> {
     let mut last = None;
     for _ in 0..TRIES {
-        match attempt(family) {
+        match attempt(family, patience) {
             Err(e) if e.reason() == Some(Reason::Changed) => last = Some(e),
             other => return other,
         }
@@ -72,7 +96,8 @@ fn changed(family: &Family, member: Member) -> Error {
     Error::refused(Reason::Changed, family.path(member), "")
 }
 
-fn attempt(family: &Family) -> Result<Anchor> {
+/// As [`check`]; also whether the main file's own header is none and the log has a good one.
+fn look(family: &Family) -> Result<(Inspected, bool)> {
     // Root may anchor anybody's database; everybody else only their own.
     let root = rustix::process::geteuid().is_root();
     let inspected = secure::inspect(family, if root { Purpose::Look } else { Purpose::Own })?;
@@ -90,11 +115,17 @@ fn attempt(family: &Family) -> Result<Anchor> {
         Headers::InUse | Headers::New => return Err(changed(family, Member::Main)),
     };
     refuse_hot_journal(&inspected)?;
+    Ok((inspected, from_log))
+}
+
+fn attempt(family: &Family, patience: Duration) -> Result<Anchor> {
+    let (inspected, from_log) = look(family)?;
+    let identity = inspected.require_main()?.status.identity;
     let main = Held::open(family, Member::Main, OFlags::RDONLY)?;
     if main.identity != identity {
         return Err(changed(family, Member::Main));
     }
-    lock_main(family, &main)?;
+    lock_main(family, &main, patience)?;
     // From here on nobody gets the exclusive lock that a change of the journal mode needs, so what is read now stays.
     match MainHeader::read(&main.file).map_err(|e| Error::io("read the header of", &family.main(), e))? {
         Some(header) => require_wal_mode(family, header)?,
@@ -106,7 +137,7 @@ fn attempt(family: &Family) -> Result<Anchor> {
         return Err(changed(family, Member::Main));
     }
     refuse_hot_journal(&again)?;
-    let shm = hold_index(&again)?;
+    let shm = hold_index(&again, patience)?;
     let wal = Held::open_existing(family, Member::Wal)?;
     let anchor = Anchor { family: family.clone(), main, shm, wal: Mutex::new(wal) };
     if anchor.current() { Ok(anchor) } else { Err(changed(family, Member::Shm)) }
@@ -169,11 +200,11 @@ impl Held {
 }
 
 /// Tries a lock again and again while somebody else's is in the way.
-fn wait_for(family: &Family, held: &Held, member: Member, kind: Kind, range: Range) -> Result<()> {
+fn wait_for(held: &Held, path: &Path, kind: Kind, range: Range, patience: Duration) -> Result<()> {
     let begun = Instant::now();
-    let io = |e| Error::io("lock", &family.path(member), e);
+    let io = |e| Error::io("lock", path, e);
     while !ofd::try_lock(&held.file, kind, range).map_err(io)? {
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > patience {
             let owner = ofd::conflict(&held.file, kind, range).map_err(io)?.and_then(|c| c.pid);
             return Err(Error::Busy { waited: begun.elapsed(), holder: owner.map(|pid| format!("pid {pid}")) });
         }
@@ -184,14 +215,14 @@ fn wait_for(family: &Family, held: &Held, member: Member, kind: Kind, range: Ran
 
 /// The shared lock as SQLite takes it: through the pending byte, so that somebody who waits for the exclusive lock is not
 /// starved.
-fn lock_main(family: &Family, main: &Held) -> Result<()> {
-    wait_for(family, main, Member::Main, Kind::Read, PENDING)?;
-    wait_for(family, main, Member::Main, Kind::Read, SHARED)?;
+fn lock_main(family: &Family, main: &Held, patience: Duration) -> Result<()> {
+    wait_for(main, &family.main(), Kind::Read, PENDING, patience)?;
+    wait_for(main, &family.main(), Kind::Read, SHARED, patience)?;
     ofd::unlock(&main.file, PENDING).map_err(|e| Error::io("unlock", &family.main(), e))
 }
 
 /// Takes byte 128 of the index, which is created if it is missing.
-fn hold_index(inspected: &Inspected) -> Result<Held> {
+fn hold_index(inspected: &Inspected, patience: Duration) -> Result<Held> {
     let family = inspected.family();
     let io = |e: std::io::Error| Error::io("lock", &family.path(Member::Shm), e);
     let index = match Held::open_existing_with(family, Member::Shm, OFlags::RDWR)? {
@@ -222,7 +253,7 @@ fn hold_index(inspected: &Inspected) -> Result<Held> {
             break;
         }
         // Somebody has it exclusively and is emptying the index, which takes a moment.
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > patience {
             let owner = ofd::conflict(&index.file, Kind::Read, DMS).map_err(io)?.and_then(|c| c.pid);
             return Err(Error::Busy { waited: begun.elapsed(), holder: owner.map(|pid| format!("pid {pid}")) });
         }
@@ -308,5 +339,16 @@ impl Anchor {
     /// Lets go of both locks and all files.
     pub fn release(self) {
         drop(self);
+    }
+
+    /// Lets go of both locks because the generation has retired. Its bytes stay readable; [`Kept::over`] says until when.
+    pub fn retire(self) -> Option<Kept> {
+        let generation = self.generation();
+        let Anchor { family, main, shm, wal } = self;
+        drop(shm);
+        // The lock goes even where the descriptor stays. If that fails the descriptor goes as well, for somebody waits for it.
+        let unlocked = ofd::unlock(&main.file, Range { start: 0, length: 0 }).is_ok();
+        let wal = wal.into_inner().unwrap_or_else(PoisonError::into_inner);
+        unlocked.then(|| Kept::of(family, generation, main.file, wal.map(|w| w.file)))
     }
 }

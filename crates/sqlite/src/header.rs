@@ -27,6 +27,10 @@ pub struct MainHeader {
     pub application_id: u32,
     /// The number that a program may keep its schema version in.
     pub user_version: u32,
+    /// Pages of the database; `None` where a version before 3.7.0 wrote last, which did not keep this number.
+    pub pages: Option<u32>,
+    /// How many of them are on the list of free pages.
+    pub free_pages: u32,
 }
 
 impl MainHeader {
@@ -46,6 +50,8 @@ impl MainHeader {
             journal: if bytes[19] == 2 { Journal::Wal } else { Journal::Rollback },
             application_id: word(bytes, 68),
             user_version: word(bytes, 60),
+            pages: Some(word(bytes, 28)).filter(|pages| *pages > 0 && word(bytes, 24) == word(bytes, 92)),
+            free_pages: word(bytes, 36),
         })
     }
 

@@ -25,6 +25,8 @@ pub mod admission;
 #[cfg(target_os = "linux")]
 pub mod anchor;
 #[cfg(target_os = "linux")]
+pub mod backlog;
+#[cfg(target_os = "linux")]
 mod busy;
 #[cfg(target_os = "linux")]
 mod captures;
@@ -84,6 +86,8 @@ mod putback;
 mod readers;
 #[cfg(target_os = "linux")]
 mod recovery;
+#[cfg(target_os = "linux")]
+pub mod resident;
 #[cfg(target_os = "linux")]
 mod retired;
 #[cfg(target_os = "linux")]

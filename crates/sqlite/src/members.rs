@@ -25,7 +25,7 @@ use crate::side;
 /// Every record has this many bytes, filled up with spaces, so that changing one is a single write that needs no
 /// truncation and a reader never sees half of it.
 const RECORD_BYTES: usize = 1024;
-const DIRECTORY: &str = "members";
+pub(crate) const DIRECTORY: &str = "members";
 const UNFINISHED: &str = ".new";
 
 /// What a record says.

@@ -97,6 +97,7 @@ pub fn open(directory: &Path) -> Result<Option<OwnedFd>> {
         Err(Errno::NOENT) => Ok(None),
         Err(Errno::LOOP | Errno::MLINK) => Err(Error::refused(Reason::Symlink, directory, "")),
         Err(Errno::NOTDIR) => Err(Error::refused(Reason::NotRegular, directory, "a directory is expected here")),
+        Err(Errno::ACCESS | Errno::PERM) => Err(Error::refused(Reason::Permission, directory, "")),
         Err(e) => Err(Error::io("open", directory, e)),
     }
 }

@@ -209,3 +209,97 @@ fn a_lock_that_stays_in_the_way_is_waited_for_and_then_named() {
     });
     assert!(waiting.unwrap().current());
 }
+
+fn bytes(kept: &anchor::Kept, member: Member) -> Vec<u8> {
+    let file = kept.files().into_iter().find(|f| f.member == member).unwrap();
+    std::fs::read(format!("/proc/self/fd/{}", file.descriptor)).unwrap()
+}
+
+/// Until the time in which somebody may be removing one file after another is over.
+fn settled(kept: &mut anchor::Kept) {
+    let begun = std::time::Instant::now();
+    wait_for("files that are removed one by one are gone", || {
+        kept.watch();
+        let _ = kept.over(&[]);
+        begun.elapsed() > Duration::from_secs(4)
+    });
+}
+
+#[test]
+fn the_rows_of_a_killed_process_are_kept_after_all_its_files_were_removed() {
+    let (_d, path) = database();
+    let mut victim = holder(&path);
+    let anchor = anchored(&path);
+    assert!(anchor.current());
+    for suffix in ["-shm", "-wal", ""] {
+        std::fs::remove_file(with(&path, suffix)).unwrap();
+    }
+    assert!(!anchor.current());
+    let mut kept = anchor.retire().unwrap();
+    victim.sql("INSERT INTO m(t) VALUES('into the void')");
+    let dangerous = statehouse_sqlite::holders::dangerous(&Family::of(&path).unwrap()).unwrap();
+    assert_eq!(dangerous.iter().map(|h| h.pid).collect::<Vec<_>>(), [Some(victim.pid() as i32)], "{dangerous:#?}");
+    assert!(kept.is_worth_keeping() && kept.over(&dangerous).is_none());
+    victim.kill();
+    settled(&mut kept);
+    assert_eq!(kept.over(&[]), None);
+    assert_eq!(kept.transactions(), 2);
+    let mut image = Vec::new();
+    statehouse_sqlite::image::overlay(&bytes(&kept, Member::Main), &bytes(&kept, Member::Wal), &mut image).unwrap();
+    let copy = with(&path, ".copy");
+    std::fs::write(&copy, image).unwrap();
+    assert_eq!(visitor(&copy, "SELECT count(*) FROM m WHERE t IN ('a', 'held', 'into the void')"), "3");
+}
+
+#[test]
+fn files_that_nothing_is_lost_with_are_not_kept() {
+    use anchor::Over;
+    // Moved away: they have other names.
+    let (_d, path) = database();
+    let _victim = holder(&path);
+    let anchor = anchored(&path);
+    assert!(anchor.current());
+    for suffix in ["", "-wal", "-shm"] {
+        std::fs::rename(with(&path, suffix), with(&path, &format!(".old{suffix}"))).unwrap();
+    }
+    let mut moved = anchor.retire().unwrap();
+    assert!(!moved.is_worth_keeping());
+    // Replaced, with an empty log.
+    let (_e, path) = database();
+    let anchor = anchored(&path);
+    let copy = with(&path, ".copy");
+    std::fs::copy(&path, &copy).unwrap();
+    std::fs::rename(&copy, &path).unwrap();
+    assert!(!anchor.current());
+    let mut replaced = anchor.retire().unwrap();
+    settled(&mut replaced);
+    assert_eq!(replaced.over(&[]), Some(Over::Empty));
+    settled(&mut moved);
+    assert_eq!(moved.over(&[]), Some(Over::Named));
+    // A database without a log that was removed, and nothing put in its place: all of it is in the main file.
+    let (_f, path) = database();
+    let anchor = anchored(&path);
+    std::fs::remove_file(&path).unwrap();
+    let mut removed = anchor.retire().unwrap();
+    settled(&mut removed);
+    assert_eq!(removed.over(&[]), None);
+    assert!(bytes(&removed, Member::Main).starts_with(b"SQLite format 3"));
+}
+
+#[test]
+fn what_a_process_of_ours_has_captured_need_not_be_kept_any_longer() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s.db");
+    let mut ours = crate::holder::Holder::with_store(&path);
+    ours.ok("put one");
+    let anchor = anchored(&path);
+    assert!(anchor.current());
+    for suffix in ["", "-wal", "-shm"] {
+        std::fs::remove_file(with(&path, suffix)).unwrap();
+    }
+    let mut kept = anchor.retire().unwrap();
+    assert!(kept.is_worth_keeping());
+    wait_for("the store is put back", || path.exists());
+    ours.ok("put two");
+    wait_for("the capture is found", || kept.over(&[]) == Some(anchor::Over::Captured));
+}

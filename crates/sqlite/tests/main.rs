@@ -10,6 +10,7 @@
 
 mod admission;
 mod anchor;
+mod aside;
 mod corners;
 mod generations;
 mod gone;

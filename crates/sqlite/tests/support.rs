@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use statehouse_testkit::home::TestDir;
-use statehouse_testkit::need;
+pub(crate) use statehouse_testkit::volume::Volume;
 
 /// A numbers generator whose seed is printed, and taken from `STATEHOUSE_SEED` if that is set.
 pub(crate) struct Random(u64);
@@ -154,47 +153,4 @@ pub(crate) fn with(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
-}
-
-/// A small volume of its own, unmounted with the test.
-pub(crate) struct Volume(TestDir);
-
-impl Volume {
-    pub(crate) fn new(kib: u32) -> Option<Volume> {
-        if !need::root("mounting a small volume") {
-            return None;
-        }
-        let directory = TestDir::new();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &format!("size={kib}k"), "tmpfs"]).arg(directory.path());
-        if !mount.status().unwrap().success() {
-            need::skip("this system does not let a small volume be mounted");
-            return None;
-        }
-        Some(Volume(directory))
-    }
-
-    pub(crate) fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    /// Fills it until so many bytes are left.
-    pub(crate) fn fill(&self, left: u64) {
-        let ballast = std::fs::File::create(self.join("ballast")).unwrap();
-        let block = vec![1; 4096];
-        while (&ballast).write_all(&block).is_ok() {}
-        let full = ballast.metadata().unwrap().len();
-        ballast.set_len(full.saturating_sub(left)).unwrap();
-    }
-
-    /// Makes room again.
-    pub(crate) fn clear(&self) {
-        std::fs::remove_file(self.join("ballast")).unwrap();
-    }
-}
-
-impl Drop for Volume {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-    }
 }

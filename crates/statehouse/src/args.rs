@@ -1,5 +1,6 @@
 //! The command line, as clap sees it. One subcommand is one file under `commands/`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -60,7 +61,9 @@ pub(crate) enum Command {
     /// Run the scheduler alone: it starts a worker for each job that is due
     Scheduler,
     /// Hold a database's two locks, so that no visitor's close can remove its log
-    Anchor(Target),
+    ///
+    /// It tells which processes have lost their locks or write into deleted files, steps aside for maintenance and comes back.
+    Anchor(Anchor),
     /// Work of the scheduler, one process a job
     Worker {
         #[command(subcommand)]
@@ -77,6 +80,19 @@ pub(crate) enum Command {
     Status(Target),
     /// Prove that a database is healthy
     Verify(Verify),
+    /// Run this program as a service of the system
+    Service {
+        #[command(subcommand)]
+        command: Service,
+    },
+    /// Copy the log of a database into its main file
+    Checkpoint(Checkpoint),
+    /// Rewrite a database without the pages that hold nothing, if that is worth it
+    Vacuum(Vacuum),
+    /// Refresh the planner's statistics and merge the search indexes
+    Optimize(Optimize),
+    /// Change between a write-ahead log and a rollback journal; never under a program that uses the database
+    JournalMode(JournalMode),
     /// What the services' own readiness checks run in a process apart
     #[command(hide = true)]
     Probe {
@@ -90,6 +106,71 @@ pub(crate) struct Target {
     /// A database file or a home [default: the home's store]
     #[arg(value_name = "PATH")]
     pub(crate) path: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(disable_help_subcommand = true)]
+pub(crate) struct Anchor {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Wait until there is a database, and until it is in WAL mode, instead of refusing
+    #[arg(long)]
+    pub(crate) wait: bool,
+    #[command(subcommand)]
+    pub(crate) command: Option<AnchorCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AnchorCommand {
+    /// Run a command while the anchor steps aside, and exit with its status
+    Pause(Pause),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Pause {
+    /// A database file or a home [default: the home's store]
+    #[arg(value_name = "PATH")]
+    pub(crate) path: Option<PathBuf>,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Service {
+    /// Print a systemd unit
+    Print(PrintUnit),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PrintUnit {
+    /// What the unit is to run: anchor or up
+    #[arg(value_name = "UNIT", value_parser = unit)]
+    pub(crate) unit: Unit,
+    /// A database file or a home [default: the home's store]
+    #[arg(value_name = "PATH")]
+    pub(crate) path: Option<PathBuf>,
+    /// A unit for this user's own service manager
+    #[arg(long)]
+    pub(crate) user: bool,
+}
+
+/// What can be run by a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// The anchor of one database.
+    Anchor,
+    /// All services of one home.
+    Up,
+}
+
+fn unit(text: &str) -> Result<Unit, String> {
+    match text {
+        "anchor" => Ok(Unit::Anchor),
+        "up" => Ok(Unit::Up),
+        "guard" | "watch" => Err(format!("this version has no {text}; there are units for anchor and up")),
+        _ => Err("there are units for anchor and up".to_owned()),
+    }
 }
 
 #[derive(Debug, Args)]
@@ -222,6 +303,69 @@ pub(crate) struct Verify {
     /// Keep trying for so long until a write works (implies --write)
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) wait_for_write: Option<Duration>,
+}
+
+/// What all work takes that needs a database alone.
+#[derive(Debug, Args)]
+pub(crate) struct Structural {
+    /// Ask processes of Statehouse to let go of the database meanwhile, and wait so long for them
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) drain: Option<Duration>,
+    /// Go on beside other holders, and say which; never beside one that uses deleted files or has lost its locks
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Only say what would be done, what it would gain, and what would refuse it now
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Checkpoint {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Empty the log after it. This needs the database alone; without it nobody is disturbed
+    #[arg(long)]
+    pub(crate) truncate: bool,
+    #[command(flatten)]
+    pub(crate) structural: Structural,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Vacuum {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Also if hardly anything is to be gained
+    #[arg(long)]
+    pub(crate) anyway: bool,
+    #[command(flatten)]
+    pub(crate) structural: Structural,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Optimize {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) structural: Structural,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct JournalMode {
+    /// The mode that is wanted
+    #[arg(value_enum)]
+    pub(crate) mode: JournalModeName,
+    #[command(flatten)]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) structural: Structural,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum JournalModeName {
+    /// A write-ahead log: readers and a writer at the same time
+    Wal,
+    /// A rollback journal that is deleted after each transaction
+    Delete,
 }
 
 #[derive(Debug, Subcommand)]

@@ -4,17 +4,20 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
+use statehouse_ops::maintenance::policy::Policy;
+use statehouse_ops::maintenance::vacuum::Worth;
 
 use crate::exit;
 use crate::failure::{Failure, Result, code};
 
 /// What a home's configuration says.
-#[derive(Debug, Clone, Default, Deserialize, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Config {
     pub(crate) gateway: Gateway,
     pub(crate) dashboard: Dashboard,
     pub(crate) scheduler: Scheduler,
+    pub(crate) maintenance: Maintenance,
 }
 
 #[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
@@ -39,6 +42,40 @@ pub(crate) struct Scheduler {
     /// The time between two runs of the housekeeping job.
     #[serde(deserialize_with = "duration")]
     pub(crate) housekeeping_every: Duration,
+}
+
+/// When housekeeping rewrites the store without the pages that hold nothing.
+#[derive(Debug, Clone, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Maintenance {
+    /// Whether at all.
+    pub(crate) vacuum: bool,
+    /// From which share of free pages on, from 0 to 1.
+    pub(crate) vacuum_share: f64,
+    /// From how many MiB of free pages on.
+    pub(crate) vacuum_mib: u32,
+    /// The least time between two.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) vacuum_every: Duration,
+    /// How long the services are waited for, which let go of the store meanwhile.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) drain: Duration,
+}
+
+impl Default for Maintenance {
+    fn default() -> Maintenance {
+        let Policy { vacuum, worth, every, drain } = Policy::default();
+        let vacuum_mib = u32::try_from(worth.bytes >> 20).unwrap_or(u32::MAX);
+        Maintenance { vacuum, vacuum_share: worth.share, vacuum_mib, vacuum_every: every, drain }
+    }
+}
+
+impl Maintenance {
+    /// The same as the library takes it.
+    pub(crate) fn policy(&self) -> Policy {
+        let worth = Worth { share: self.vacuum_share, bytes: u64::from(self.vacuum_mib) << 20 };
+        Policy { vacuum: self.vacuum, worth, every: self.vacuum_every, drain: self.drain }
+    }
 }
 
 impl Default for Gateway {
@@ -78,6 +115,19 @@ impl Config {
 #workers = 2
 # How often leases that are over are trimmed and the planner's statistics refreshed: \"90s\", \"30m\", \"1h\", \"1d\".
 #housekeeping_every = \"1h\"
+
+[maintenance]
+# Whether housekeeping rewrites the store when many of its pages hold nothing any more. The services let go of it meanwhile
+# and go on by themselves; what is asked of them waits.
+#vacuum = true
+# From which share of free pages on, from 0 to 1, and from how many MiB of them on: both must be reached.
+#vacuum_share = 0.25
+#vacuum_mib = 16
+# The least time between two rewrites.
+#vacuum_every = \"7d\"
+# How long the services are waited for. Another program that uses the store is never waited for: the rewrite is put off, and
+# `statehouse status` says by whom.
+#drain = \"10s\"
 ";
 
     /// Reads the text of a configuration; `path` names it in errors.
@@ -93,6 +143,9 @@ impl Config {
         let config: Config = toml::from_str(text).map_err(|e| bad(e.to_string().trim_end().to_owned()))?;
         if config.scheduler.workers == 0 {
             return Err(bad("scheduler.workers must be at least 1".into()));
+        }
+        if !(0.0..=1.0).contains(&config.maintenance.vacuum_share) {
+            return Err(bad("maintenance.vacuum_share must be a number from 0 to 1".into()));
         }
         Ok(config)
     }
@@ -156,6 +209,10 @@ mod tests {
             ("[scheduler]\nhousekeeping_every = \"fast\"\n", "fast"),
             ("[scheduler]\nhousekeeping_every = \"0s\"\n", "0s"),
             ("[scheduler]\nworkers = 0\n", "workers"),
+            ("[maintenance]\nvacuum_share = 1.5\n", "vacuum_share"),
+            ("[maintenance]\nvacuum_share = nan\n", "vacuum_share"),
+            ("[maintenance]\nvacuum_mib = -1\n", "vacuum_mib"),
+            ("[maintenance]\nvacuum_every = \"soon\"\n", "soon"),
             ("[gateway\n", "gateway"),
         ] {
             let failure = parse(text).unwrap_err();

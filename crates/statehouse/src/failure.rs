@@ -11,7 +11,7 @@ use crate::exit;
 use crate::text;
 
 /// The result of a command: the exit status, or a failure.
-pub(crate) type Result<T = u8> = std::result::Result<T, Failure>;
+pub(crate) type Result<T = u8, E = Failure> = std::result::Result<T, E>;
 
 /// Codes that the binary itself gives, beside those of `statehouse_sqlite::Error::code` and
 /// `statehouse_sessions::Error::code`. The list is closed, and documented in `docs/contract.md`.
@@ -131,6 +131,21 @@ impl From<statehouse_sessions::Error> for Failure {
     }
 }
 
+impl From<statehouse_ops::maintenance::Error> for Failure {
+    fn from(e: statehouse_ops::maintenance::Error) -> Failure {
+        match e {
+            statehouse_ops::maintenance::Error::Database(e) => e.into(),
+            e => Failure {
+                exit: if e.is_refusal() { exit::REFUSED } else { exit::FAILED },
+                code: e.code().into(),
+                message: e.to_string(),
+                detail: e.detail(),
+                hint: e.hint().into(),
+            },
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test")]
@@ -177,8 +192,9 @@ mod tests {
             "sqlite",
         ];
         let store = ["not_found", "invalid", "bad_source"];
+        let maintenance = ["no_room", "would_renumber", "wal_only", "undone", "mode_not_taken"];
         let reasons = Reason::ALL.iter().map(|r| r.code());
-        for code in own.into_iter().chain(database).chain(store).chain(reasons) {
+        for code in own.into_iter().chain(database).chain(store).chain(maintenance).chain(reasons) {
             assert!(page.contains(&format!("| `{code}` |")), "{code} is not in docs/contract.md");
         }
     }

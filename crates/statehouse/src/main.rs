@@ -16,6 +16,7 @@ mod supervise;
 mod text;
 
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use clap::Parser as _;
 use clap::error::ErrorKind;
@@ -25,9 +26,20 @@ use failure::{Failure, Result};
 use output::Output;
 use rustix::fs::Mode;
 
+/// The mask that this process was started with.
+static INHERITED_UMASK: OnceLock<u32> = OnceLock::new();
+
+/// Puts back the mask that this process was started with, for a program that it runs for its user and that is none of ours.
+pub(crate) fn restore_umask() {
+    if let Some(mask) = INHERITED_UMASK.get() {
+        rustix::process::umask(Mode::from_bits_retain(*mask));
+    }
+}
+
 fn main() -> ExitCode {
     // What this program makes is its user's alone. A mask that takes bits from the user would lock it out of its own files.
-    rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let _ = INHERITED_UMASK.set(before.bits());
     let code = match Cli::try_parse() {
         Ok(cli) => answer(cli),
         Err(e) => misunderstood(&e),
@@ -49,6 +61,7 @@ fn answer(cli: Cli) -> u8 {
 }
 
 fn run(cli: Cli, output: Output) -> Result {
+    signals::outlive_size_limit()?;
     if let Some(supervisor) = cli.common.supervised_by {
         signals::end_with(supervisor)?;
     }

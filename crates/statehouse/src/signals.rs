@@ -27,32 +27,50 @@ pub(crate) fn end_with(supervisor: u32) -> Result<()> {
     Ok(())
 }
 
+/// From here on a write beyond the limit for file sizes is an error of that write, and not the end of the process.
+///
+/// # Errors
+/// The system's answer.
+pub(crate) fn outlive_size_limit() -> Result<()> {
+    let failed =
+        |e: std::io::Error| Failure::new(exit::FAILED, code::IO, "cannot watch for signals").detail(e.to_string());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
+    let _inside = runtime.enter();
+    // A handler is enough, and it stays when nobody listens to it any more.
+    signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map_err(failed).map(drop)
+}
+
 /// Calls `stop` on a thread of its own at each SIGTERM, SIGINT or SIGHUP. The signals are caught from the moment that
 /// this returns. A SIGHUP that the parent had ignored (`nohup`) stays ignored: the process is to outlive its terminal.
 ///
 /// # Errors
 /// The system's answer.
 pub(crate) fn on_stop(mut stop: impl FnMut() + Send + 'static) -> Result<()> {
+    on_each(move |_| stop())
+}
+
+/// As [`on_stop`], for somebody who must know which signal it was.
+///
+/// # Errors
+/// The system's answer.
+pub(crate) fn on_each(mut stop: impl FnMut(Signal) + Send + 'static) -> Result<()> {
     let failed =
         |e: std::io::Error| Failure::new(exit::FAILED, code::IO, "cannot watch for signals").detail(e.to_string());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
     let (mut term, mut int, mut hup) = {
         let _inside = runtime.enter();
         let watch = |kind| signal(kind).map_err(failed);
-        // A handler, so that a write beyond the limit for file sizes is an error of that write and not the end of the process.
-        let _ = watch(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
         let hup = if hangup_is_ignored() { None } else { Some(watch(SignalKind::hangup())?) };
         (watch(SignalKind::terminate())?, watch(SignalKind::interrupt())?, hup)
     };
     let watch = move || {
         runtime.block_on(async {
             loop {
-                tokio::select! {
-                    _ = term.recv() => {}
-                    _ = int.recv() => {}
-                    Some(_) = async { hup.as_mut()?.recv().await } => {}
-                }
-                stop();
+                stop(tokio::select! {
+                    _ = term.recv() => Signal::TERM,
+                    _ = int.recv() => Signal::INT,
+                    Some(_) = async { hup.as_mut()?.recv().await } => Signal::HUP,
+                });
             }
         });
     };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use statehouse_sessions::{OpenMode, SqliteStore, Store};
 use statehouse_sqlite::{Error, Event, Reason};
 
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
 
 /// How to open.
 pub(crate) struct Opening<'a> {
@@ -79,9 +79,17 @@ fn log(event: &Event) {
 /// # Errors
 /// `no_store`.
 pub(crate) fn must_exist(path: &Path) -> Result<()> {
+    Ok(directory_must_exist(path)?)
+}
+
+/// As [`must_exist`], for who tells errors apart.
+///
+/// # Errors
+/// `no_store`.
+pub(crate) fn directory_must_exist(path: &Path) -> Result<(), Error> {
     match path.parent().map(std::fs::metadata) {
         Some(Err(e)) if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
-            Err(Failure::from(Error::refused(Reason::NoStore, path, format!("the directory cannot be used: {e}"))))
+            Err(Error::refused(Reason::NoStore, path, format!("the directory cannot be used: {e}")))
         }
         _ => Ok(()),
     }

@@ -28,6 +28,7 @@ pub mod snapshot;
 pub mod stray;
 pub mod user;
 pub mod visitor;
+pub mod volume;
 pub mod wait;
 
 pub use home::{Home, TestDir};

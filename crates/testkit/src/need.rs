@@ -17,12 +17,24 @@ fn say(why: &str) {
 
 /// The path of a command, or `None` after saying that the test is skipped.
 pub fn command(name: &str) -> Option<PathBuf> {
-    let found = env::var_os("PATH")
-        .and_then(|path| env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file()));
+    let found = find(name);
     if found.is_none() {
         skip(&format!("there is no command {name}; `cargo xtask setup` installs it"));
     }
     found
+}
+
+/// As [`command`], for one that is a part of a system and that no set-up brings: its absence is said, in CI too.
+pub fn command_of_the_system(name: &str) -> Option<PathBuf> {
+    let found = find(name);
+    if found.is_none() {
+        say(&format!("this system has no command {name}"));
+    }
+    found
+}
+
+fn find(name: &str) -> Option<PathBuf> {
+    env::var_os("PATH").and_then(|path| env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file()))
 }
 
 /// True for root; otherwise it is said that the test is skipped, in CI too: no set-up can make a user root.

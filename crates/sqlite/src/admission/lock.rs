@@ -26,7 +26,7 @@ use crate::process::ProcessId;
 use crate::secure::Inspected;
 use crate::side;
 
-const FILE: &str = "admission.lock";
+pub(super) const FILE: &str = "admission.lock";
 const MEMBERS: Range = Range { start: 0, length: 1 };
 const GATE: Range = Range { start: 1, length: 1 };
 const DRAIN: Range = Range { start: 2, length: 1 };
@@ -187,10 +187,14 @@ impl AdmissionLock {
         }
     }
 
-    /// Asks anchors to step aside, for as long as this lock is held.
-    #[expect(dead_code, reason = "the anchor is going to")]
-    pub(crate) fn send_anchors_aside(&self) -> Result<()> {
-        self.take(Kind::Read, ANCHORS).map(drop)
+    /// Takes all four bytes, if nobody else holds one of them.
+    pub(crate) fn take_everything(&self) -> Result<bool> {
+        self.take(Kind::Write, Range { start: MEMBERS.start, length: ANCHORS.last() + 1 })
+    }
+
+    /// Asks anchors to step aside, for as long as this lock is held. False while somebody takes the file away.
+    pub(crate) fn send_anchors_aside(&self) -> Result<bool> {
+        self.take(Kind::Read, ANCHORS)
     }
 
     /// Takes the file away. Whoever has it open notices that it is not named any more.
@@ -204,7 +208,6 @@ impl AdmissionLock {
     }
 
     /// True while somebody wants anchors to step aside.
-    #[expect(dead_code, reason = "the anchor is going to")]
     pub(crate) fn anchors_unwanted(&self) -> bool {
         self.held(ANCHORS)
     }

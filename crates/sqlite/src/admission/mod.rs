@@ -12,6 +12,7 @@
 //!
 //! Whatever refuses an admission before the gate is shut has changed nothing on disk.
 
+mod aside;
 pub(crate) mod lock;
 mod members;
 
@@ -34,6 +35,7 @@ use crate::process::ProcessId;
 use crate::secure::{self, Inspected, Purpose};
 use crate::{destroyed, doubt, putback, recovery};
 
+pub use aside::{Aside, AsideError, Seat};
 use lock::{AdmissionLock, Doing};
 pub(crate) use members::Entry;
 

@@ -268,10 +268,14 @@ pub(super) fn stays_naked(walker: &mut Walker, target: &Target, pid: i32) -> Res
 }
 
 pub(super) fn dangerous(family: &Family) -> Result<Vec<Holder>> {
+    let pids = Walker::new()?.processes()?;
+    dangerous_among(family, pids)
+}
+
+pub(super) fn dangerous_among(family: &Family, pids: Vec<i32>) -> Result<Vec<Holder>> {
     let mut walker = Walker::new()?;
     let own = walker.own();
     let target = Target::of(family)?;
-    let pids = walker.processes()?;
     let mut holders = sweep(&mut walker, &target, &pids, false).holders;
     holders.retain(|f| Some(f.process.pid) != own && suspicious(f));
     let mut dangerous = Vec::new();

@@ -29,6 +29,8 @@ mod probe;
 #[cfg(any(windows, test))]
 mod restart;
 #[cfg(target_os = "linux")]
+mod signs;
+#[cfg(target_os = "linux")]
 mod stop;
 #[cfg(target_os = "linux")]
 mod target;
@@ -49,6 +51,9 @@ use self::linux as system;
 use self::macos as system;
 #[cfg(windows)]
 use self::windows as system;
+#[cfg(target_os = "linux")]
+pub use signs::Signs;
+
 use crate::error::Result;
 use crate::family::{Family, Member};
 
@@ -227,6 +232,15 @@ pub fn scan(family: &Family) -> Result<Report> {
 /// As [`scan`].
 pub fn dangerous(family: &Family) -> Result<Vec<Holder>> {
     system::dangerous(family)
+}
+
+/// As [`dangerous`], of these processes alone.
+///
+/// # Errors
+/// As [`scan`].
+#[cfg(target_os = "linux")]
+pub fn dangerous_among(family: &Family, pids: &[i32]) -> Result<Vec<Holder>> {
+    system::dangerous_among(family, pids.to_vec())
 }
 
 /// The processes that have the present `-shm` mapped. Those that may not be looked at are not among them.

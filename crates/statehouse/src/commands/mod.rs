@@ -5,18 +5,20 @@ mod dashboard;
 mod gateway;
 mod holders;
 mod import;
+mod maintain;
 pub(crate) mod probe;
 mod scheduler;
 mod service;
 mod sessions;
 mod status;
+mod unit;
 mod up;
 mod verify;
 mod worker;
 
 use std::time::Duration;
 
-use crate::args::{Cli, Command};
+use crate::args::{Cli, Command, Service};
 use crate::failure::Result;
 use crate::home::Home;
 use crate::output::Output;
@@ -36,12 +38,17 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result {
         Command::Gateway(port) => gateway::run(&context, &port),
         Command::Dashboard(port) => dashboard::run(&context, &port),
         Command::Scheduler => scheduler::run(&context),
-        Command::Anchor(target) => anchor::run(&context, &target),
+        Command::Anchor(anchor) => anchor::run(&context, &anchor),
         Command::Worker { command } => worker::run(&context, &command),
         Command::Sessions { command } => sessions::run(&context, command),
         Command::Holders(holders) => holders::run(&context, &holders),
         Command::Status(target) => status::run(&context, &target),
         Command::Verify(verify) => verify::run(&context, &verify),
+        Command::Service { command: Service::Print(print) } => unit::run(&context, &print),
+        Command::Checkpoint(checkpoint) => maintain::checkpoint(&context, &checkpoint),
+        Command::Vacuum(vacuum) => maintain::vacuum(&context, &vacuum),
+        Command::Optimize(optimize) => maintain::optimize(&context, &optimize),
+        Command::JournalMode(mode) => maintain::journal_mode(&context, &mode),
         Command::Probe { command } => probe::run(&context, &command),
     }
 }

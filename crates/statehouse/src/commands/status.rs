@@ -25,6 +25,11 @@ fn text(d: &StatusDocument) -> String {
         0 => "no process of Statehouse has it open".to_owned(),
         _ => d.members.iter().map(|m| format!("{} (PID {})", m.role, m.process.pid)).collect::<Vec<_>>().join(", "),
     };
+    let maintenance = &d.maintenance;
+    let last_vacuum = match &maintenance.last_vacuum {
+        Some(v) => format!("{} ({} before, {} after)", v.at, bytes(v.size_before), bytes(v.size_after)),
+        None => "none".to_owned(),
+    };
     let rows = [
         ("database", d.path.clone()),
         ("kind", d.kind.to_owned()),
@@ -43,10 +48,23 @@ fn text(d: &StatusDocument) -> String {
         ("members", members),
         ("last snapshot", d.last_snapshot.clone().unwrap_or_else(|| "none".to_owned())),
         ("open incidents", d.incidents_open.to_string()),
+        ("last vacuum", last_vacuum),
     ];
     let mut out: String = rows.iter().map(|(name, value)| format!("{name:<15}  {}\n", escape_line(value))).collect();
     if d.heals_from_log {
         out.push_str("note: the first page of the main file is damaged; a good one is in the log, and the next checkpoint heals it\n");
+    }
+    if let Some(since) = &maintenance.deferred_since {
+        let by = if maintenance.by.is_empty() {
+            maintenance.reason.clone().unwrap_or_default()
+        } else {
+            maintenance.by.join("; ")
+        };
+        out.push_str(&escape_line(&format!(
+            "warning: a vacuum is due since {since} and was put off {} times, because of {}",
+            maintenance.deferrals, by
+        )));
+        out.push('\n');
     }
     out
 }

@@ -1,13 +1,15 @@
 //! `statehouse worker run JOB`: opens the store, works, closes, exits.
 
 use serde::Serialize;
+use statehouse_ops::maintenance::policy::{self, Housekept};
 use statehouse_sessions::{JobKind, Micros, SqliteStore, Store};
 
-use super::Context;
+use super::{Context, maintain};
 use crate::args::Worker;
 use crate::exit;
 use crate::failure::Result;
 use crate::store::{self, Opening};
+use crate::text::{bytes, escape_line};
 
 /// The job that keeps the store tidy.
 pub(crate) const HOUSEKEEPING: &str = "housekeeping";
@@ -20,6 +22,9 @@ struct Done {
     job: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     leases_trimmed: Option<u64>,
+    /// What the policy of maintenance came to.
+    #[serde(skip_serializing_if = "Option::is_none", flatten)]
+    housekept: Option<Housekept>,
 }
 
 pub(crate) fn run(context: &Context, command: &Worker) -> Result {
@@ -28,15 +33,52 @@ pub(crate) fn run(context: &Context, command: &Worker) -> Result {
     let store = store::open_sqlite(&context.home.store(), &opening)?;
     let done = work(&store, job);
     store.close();
-    let done = done?;
-    context.output.answer(&done, |d| match d.leases_trimmed {
-        Some(n) => format!("{}: done, {n} leases trimmed", d.job),
-        None => format!("{}: done", d.job),
-    });
+    let (mut done, housekeeping) = done?;
+    if housekeeping {
+        // Its own handle is closed by now: a rewrite needs the store alone.
+        drop(store);
+        done.housekept = Some(housekeep(context)?);
+    }
+    context.output.answer(&done, text);
     Ok(exit::OK)
 }
 
-fn work(store: &SqliteStore, wanted: &str) -> Result<Done> {
+fn housekeep(context: &Context) -> Result<Housekept> {
+    let policy = context.home.config()?.maintenance.policy();
+    let tell = |text: &str| tracing::info!("{}", escape_line(text));
+    let kept = policy::housekeep(&context.home.store(), &policy, context.patience, &maintain::temporary(), &tell)?;
+    match &kept {
+        Housekept::NotDue { .. } => {}
+        Housekept::Done(v) => {
+            tracing::info!("the store was rewritten: {} bytes before, {} now", v.size_before, v.size_after)
+        }
+        Housekept::Deferred { reason, deferrals, since, .. } => tracing::warn!(
+            "a rewrite of the store is due and was put off, {deferrals} times since {since}: {}",
+            escape_line(reason)
+        ),
+    }
+    Ok(kept)
+}
+
+fn text(done: &Done) -> String {
+    let mut out = format!("{}: done", done.job);
+    if let Some(n) = done.leases_trimmed {
+        out.push_str(&format!(", {n} leases trimmed"));
+    }
+    match &done.housekept {
+        Some(Housekept::Done(v)) => {
+            out.push_str(&format!(", rewritten ({} before, {} now)", bytes(v.size_before), bytes(v.size_after)));
+        }
+        Some(Housekept::Deferred { reason, deferrals, .. }) => {
+            out.push_str(&format!(", a rewrite is due and was put off {deferrals} times: {}", escape_line(reason)));
+        }
+        Some(Housekept::NotDue { .. }) | None => {}
+    }
+    out
+}
+
+/// Does what needs an open store; true if it was housekeeping, which goes on when the store is closed.
+fn work(store: &SqliteStore, wanted: &str) -> Result<(Done, bool)> {
     let found = store.jobs()?.into_iter().find(|j| j.name == wanted || j.id.to_string() == wanted);
     // The built-in work can be asked for by name before any scheduler has made its job.
     let kind = found.map_or_else(|| JobKind::Housekeeping { name: wanted.to_owned() }, |job| job.kind);
@@ -45,11 +87,11 @@ fn work(store: &SqliteStore, wanted: &str) -> Result<Done> {
         HOUSEKEEPING => {
             let leases_trimmed = store.trim_leases(Micros::now())?;
             store.optimize()?;
-            Ok(Done { job: name, leases_trimmed: Some(leases_trimmed) })
+            Ok((Done { job: name, leases_trimmed: Some(leases_trimmed), housekept: None }, true))
         }
         DDL_CHECK => {
             change_schema(store)?;
-            Ok(Done { job: name, leases_trimmed: None })
+            Ok((Done { job: name, leases_trimmed: None, housekept: None }, false))
         }
         _ => Err(statehouse_sessions::Error::NotFound { what: "job", id: wanted.to_owned() }.into()),
     }

@@ -92,7 +92,7 @@ impl Child {
     }
 }
 
-fn pidfd(pid: u32) -> std::io::Result<OwnedFd> {
+pub(crate) fn pidfd(pid: u32) -> std::io::Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(std::io::ErrorKind::InvalidInput)?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-pub(crate) use child::{Note, own_executable};
+pub(crate) use child::{Note, own_executable, pidfd};
 
 use crate::event::Event;
 use crate::exit;

@@ -1,0 +1,322 @@
+//! The anchor at work: what it holds, what it keeps, when it lets go, and what it sees of others.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use statehouse_sqlite::admission::Seat;
+use statehouse_sqlite::anchor::{self, Anchor, Kept};
+use statehouse_sqlite::holders::{self, Holder, Signs};
+use statehouse_sqlite::secure::{self, Inspected, Purpose};
+use statehouse_sqlite::{Error, Family, resident};
+
+use super::{RETRY, Stop, tell};
+use crate::output::Output;
+
+/// How often the paths are compared with what is held, and it is asked whether anchors are wanted aside.
+const COMPARE: Duration = Duration::from_millis(100);
+/// How long a lock that is in the way is waited for before anything else is looked at again.
+const SLICE: Duration = Duration::from_millis(200);
+/// How often holders are looked at, if something says that they have changed.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often they are looked at all the same: where all is well, and where something is wrong or kept.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+const LOOK_AGAIN_ALARMED: Duration = Duration::from_secs(5);
+/// How often a failure to take the present generation is said again.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
+/// How long nothing can be held before it is told what is waited for.
+const LASTS: Duration = Duration::from_secs(2);
+/// How many retired generations are kept at most.
+const KEPT: usize = 4;
+
+/// Why the anchor lets go.
+#[derive(Clone, Copy)]
+enum Why {
+    /// The paths name something else.
+    Retired,
+    /// Somebody does structural work.
+    Maintenance,
+    /// It was told to stop.
+    Stopped,
+}
+
+impl Why {
+    fn word(self) -> &'static str {
+        match self {
+            Why::Retired => "retired",
+            Why::Maintenance => "maintenance",
+            Why::Stopped => "stopped",
+        }
+    }
+}
+
+/// A finding is told once for each process that it is about.
+type Finding = (&'static str, Option<i32>, Option<u64>);
+
+pub(super) struct Watch {
+    output: Output,
+    family: Family,
+    seat: Option<Seat>,
+    held: Option<Anchor>,
+    /// Retired generations, the newest last, each with whether that was told.
+    kept: Vec<(Kept, bool)>,
+    reported: HashSet<Finding>,
+    /// What the last look at the holders was based on, and when it was.
+    signs: Option<Signs>,
+    looked: Option<Instant>,
+    /// Something has changed, so the next look counts as well.
+    again: bool,
+    /// Processes that were new at the last look.
+    newcomers: Vec<i32>,
+    /// The failure that was said last.
+    said: Option<(&'static str, Instant)>,
+    /// When the seat was last tried to be put in its place again.
+    tried: Option<Instant>,
+    /// Since when nothing is held, and what was told that it is waited for.
+    lost: Option<Instant>,
+    waiting: Option<&'static str>,
+    /// The pages of the program that only its start needed were given back.
+    light: bool,
+}
+
+impl Watch {
+    pub(super) fn new(output: Output, family: Family) -> Watch {
+        Watch {
+            output,
+            family,
+            seat: None,
+            held: None,
+            kept: Vec::new(),
+            reported: HashSet::new(),
+            signs: None,
+            looked: None,
+            again: false,
+            newcomers: Vec::new(),
+            said: None,
+            tried: None,
+            lost: None,
+            waiting: None,
+            light: false,
+        }
+    }
+
+    pub(super) fn run(&mut self, stop: &Stop) {
+        let mut look_at = Instant::now();
+        while !stop.wait(if self.held.is_some() { COMPARE } else { RETRY }) {
+            self.check();
+            if self.held.is_none()
+                && let Err(e) = self.take()
+            {
+                self.failed(&e);
+            }
+            self.kept.iter_mut().for_each(|(kept, _)| kept.watch());
+            if Instant::now() >= look_at {
+                self.look();
+                // Counted from the end, so that a machine on which looking takes long is not kept busy with it.
+                look_at = Instant::now() + LOOK;
+                if !std::mem::replace(&mut self.light, true) {
+                    resident::give_back();
+                }
+            }
+        }
+    }
+
+    /// Takes the present generation, as a member.
+    ///
+    /// # Errors
+    /// What [`anchor::check`] refuses, before anything is made; [`Error::Busy`].
+    pub(super) fn take(&mut self) -> Result<(), Error> {
+        if let Some(seat) = self.seat.as_ref().filter(|s| s.unwanted()) {
+            return Err(Error::Busy { waited: Duration::ZERO, holder: Some(seat.doing()) });
+        }
+        let inspected = anchor::check(&self.family)?;
+        let seat = match &mut self.seat {
+            Some(seat) => {
+                seat.look_after(&inspected)?;
+                seat
+            }
+            None => self.seat.insert(Seat::take(&inspected)?),
+        };
+        seat.enter(Duration::ZERO)?;
+        match anchor::hold_within(&self.family, SLICE) {
+            Ok(held) => {
+                (self.said, self.lost, self.waiting) = (None, None, None);
+                tell::anchored(self.output, &self.family, &held);
+                self.held = Some(held);
+                Ok(())
+            }
+            Err(e) => {
+                seat.step_aside()?;
+                Err(e)
+            }
+        }
+    }
+
+    /// Lets go if what is held is retired, or somebody wants the anchor aside.
+    fn check(&mut self) {
+        let Some(held) = &self.held else { return };
+        if !held.current() {
+            return self.release(Why::Retired);
+        }
+        let Some(seat) = &mut self.seat else { return };
+        if seat.unwanted() {
+            return self.release(Why::Maintenance);
+        }
+        // One that has no place because the disk is full is not tried again at each turn.
+        if seat.is_in_place() || self.tried.is_some_and(|t| t.elapsed() < LOOK) {
+            return;
+        }
+        self.tried = Some(Instant::now());
+        match inspect(&self.family).and_then(|inspected| seat.look_after(&inspected)) {
+            Ok(()) => {}
+            Err(Error::Busy { .. }) => self.release(Why::Maintenance),
+            Err(e) => self.warn("others cannot be told of this anchor", &e),
+        }
+    }
+
+    fn failed(&mut self, e: &Error) {
+        // Maintenance takes its time, and was told when the anchor stepped aside.
+        if self.seat.as_ref().is_some_and(Seat::unwanted) {
+            return;
+        }
+        if let Some(what) = super::awaited(e) {
+            // Between two generations there is nothing to hold for a moment; only what lasts is worth a line.
+            if self.lost.is_some_and(|lost| lost.elapsed() > LASTS) && self.waiting.replace(what) != Some(what) {
+                tell::waiting(self.output, &self.family.main(), what);
+            }
+        } else {
+            self.warn("the present generation cannot be held", e);
+        }
+    }
+
+    fn warn(&mut self, what: &'static str, e: &Error) {
+        if self.said.is_none_or(|(said, when)| said != what || when.elapsed() > SAY_AGAIN) {
+            self.said = Some((what, Instant::now()));
+            tracing::warn!("{what}: {e}");
+        }
+    }
+
+    fn release(&mut self, why: Why) {
+        if let Some(held) = self.held.take() {
+            let generation = held.generation();
+            self.lost = Some(Instant::now());
+            let kept = match why {
+                Why::Retired => held.retire(),
+                Why::Maintenance | Why::Stopped => {
+                    held.release();
+                    None
+                }
+            };
+            if let Some(seat) = &mut self.seat
+                && let Err(e) = seat.step_aside()
+            {
+                tracing::warn!("others cannot be told that the anchor has let go: {e}");
+            }
+            tell::released(self.output, &self.family, &generation, why.word());
+            if let Some(kept) = kept {
+                self.keep(kept);
+            }
+        }
+    }
+
+    fn keep(&mut self, kept: Kept) {
+        self.kept.push((kept, false));
+        while self.kept.len() > KEPT {
+            let least = self.kept.iter().position(|(k, _)| !k.is_worth_keeping()).unwrap_or(0);
+            let (old, told) = self.kept.remove(least);
+            if told {
+                tell::let_go(self.output, &self.family, &old, "crowded_out");
+            }
+        }
+        self.tell_kept();
+        // Who else has it decides for how long it is kept.
+        self.looked = None;
+    }
+
+    fn tell_kept(&mut self) {
+        for (kept, told) in self.kept.iter_mut().filter(|(k, told)| !told && k.is_worth_keeping()) {
+            tell::keeping(self.output, &self.family, kept);
+            *told = true;
+        }
+    }
+
+    /// Tells what is wrong with the holders that was not told before, and forgets what is over.
+    ///
+    /// Looking at every process takes milliseconds of the processor, and more on a large machine, so it is done where
+    /// something says that the answer may be another one. Whatever has changed is looked at twice: the first look may have
+    /// come in the middle of it.
+    fn look(&mut self) {
+        let signs = match Signs::read(&self.family) {
+            Ok(signs) => signs,
+            Err(e) => return self.warn("the holders cannot be looked at", &e),
+        };
+        let alarmed = !self.reported.is_empty() || !self.kept.is_empty();
+        let limit = if alarmed { LOOK_AGAIN_ALARMED } else { LOOK_AGAIN };
+        let due = self.looked.is_none_or(|l| l.elapsed() >= limit);
+        let newcomers = self.signs.as_ref().and_then(|before| signs.newcomers(before));
+        self.signs = Some(signs);
+        let changed = newcomers.is_none();
+        let newcomers = newcomers.unwrap_or_default();
+        let both = [std::mem::replace(&mut self.newcomers, newcomers.clone()), newcomers].concat();
+        let again = std::mem::replace(&mut self.again, changed);
+        let among_new = || holders::dangerous_among(&self.family, &both);
+        if !(changed || again || due) && (both.is_empty() || among_new().is_ok_and(|found| found.is_empty())) {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        match self.holders() {
+            Ok(now) => {
+                self.report(&now);
+                self.review(&now);
+            }
+            Err(e) => self.warn("the holders cannot be looked at", &e),
+        }
+    }
+
+    fn holders(&self) -> Result<Vec<Holder>, Error> {
+        // Most of the time nothing is wrong, and the quick look is all that is needed.
+        let found = holders::dangerous(&self.family)?;
+        if found.is_empty() { Ok(found) } else { Ok(holders::scan(&self.family)?.holders) }
+    }
+
+    fn report(&mut self, now: &[Holder]) {
+        let mut present = HashSet::new();
+        for holder in now.iter().filter(|h| !h.is_self && !h.fenced) {
+            for (wrong, event) in [(holder.naked, "naked_holder"), (holder.ghost, "ghost")] {
+                let finding = (event, holder.pid, holder.start_ticks);
+                if wrong && present.insert(finding) && !self.reported.contains(&finding) {
+                    tell::finding(self.output, &self.family, event, holder);
+                }
+            }
+        }
+        self.reported = present;
+    }
+
+    /// Lets go of what need not be kept any longer.
+    fn review(&mut self, now: &[Holder]) {
+        let (output, family) = (self.output, &self.family);
+        self.kept.retain_mut(|(kept, told)| {
+            let Some(over) = kept.over(now) else { return true };
+            if *told {
+                tell::let_go(output, family, kept, over);
+            }
+            false
+        });
+        self.tell_kept();
+    }
+
+    /// Lets go of everything, and leaves nothing behind.
+    pub(super) fn end(mut self) {
+        self.release(Why::Stopped);
+        for (kept, _) in self.kept.iter().filter(|(_, told)| *told) {
+            tell::let_go(self.output, &self.family, kept, "stopped");
+        }
+        if let Some(seat) = self.seat.take() {
+            seat.leave();
+        }
+    }
+}
+
+fn inspect(family: &Family) -> Result<Inspected, Error> {
+    let root = rustix::process::geteuid().is_root();
+    secure::inspect(family, if root { Purpose::Look } else { Purpose::Own })
+}
