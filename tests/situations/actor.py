@@ -1,5 +1,5 @@
 # A process that is told what to do, one JSON array a line: a verb and what it needs. Each order is answered by a line.
-import ctypes, json, mmap, os, signal, socket, sqlite3, subprocess, sys, threading, time
+import ctypes, fcntl, json, mmap, os, signal, socket, sqlite3, struct, subprocess, sys, threading, time
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -28,6 +28,12 @@ def keep(path, how='RDWR'):
     flags = {'RDWR': os.O_RDWR, 'RDONLY': os.O_RDONLY, 'PATH': os.O_PATH}[how]
     kept.append(os.open(path, flags))
     return kept[-1]
+
+
+def lock_by_description(path):
+    """SQLite's shared lock, but as one of the open file description (F_OFD_SETLK), which names no process."""
+    kept.append(os.open(path, os.O_RDWR))
+    fcntl.fcntl(kept[-1], 37, struct.pack('hhqqi0q', fcntl.F_RDLCK, os.SEEK_SET, 1073741826, 510, 0))
 
 
 def only_a_copy(path):
@@ -182,8 +188,9 @@ def kill(pid):
 
 def perform(order):
     verb, *rest = order
-    verbs = [connect, sql, close, stray, keep, only_a_copy, map_and_close, become, new_user_namespace, child, pass_on, crowd, nothing, fill,
-             zombie, in_background, come_and_go, come_and_go_as_processes, chroot, catch_term, bring_back, run_with, kill]
+    verbs = [connect, sql, close, stray, keep, lock_by_description, only_a_copy, map_and_close, become, new_user_namespace,
+             child, pass_on, crowd, nothing, fill, zombie, in_background, come_and_go, come_and_go_as_processes, chroot,
+             catch_term, bring_back, run_with, kill]
     return {v.__name__: v for v in verbs}[verb](*rest)
 
 

@@ -100,7 +100,7 @@ pub(super) const TABLE: &[Situation] = &[
             Scene::of(p, [anchor.pid()], anchor)
         },
         verdict: "held",
-        holders: &[Who { files: "main shm", ..USER }],
+        holders: &[Who { files: "main shm", role: Some("anchor"), ..USER }],
         exit: HELD,
         ..NOBODY
     },

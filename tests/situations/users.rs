@@ -44,9 +44,6 @@ fn mounted(scene: Scene, options: &str) -> Scene {
     scene.through(&command)
 }
 
-/// A process that only its command line speaks for.
-const BY_ARGUMENT: Who = Who { files: "", locks: "", evidence: "argv", ..USER };
-
 pub(super) const TABLE: &[Situation] = &[
     Situation {
         name: "root looks at the process of an ordinary user",
@@ -109,7 +106,7 @@ pub(super) const TABLE: &[Situation] = &[
         name: "an ordinary user, and a process of root that only names the path",
         build: |p| beside(p, User::ROOT, &["--db", p.path.to_str().unwrap()], |_| ()),
         verdict: "unknown",
-        holders: &[BY_ARGUMENT],
+        holders: &[Who { files: "", locks: "", evidence: "argv", ..USER }],
         exit: UNKNOWN,
         limits: &[OTHERS, "sudo statehouse holders", "not cleared: pid"],
     },
@@ -194,22 +191,31 @@ pub(super) const TABLE: &[Situation] = &[
     Situation {
         name: "an ordinary user, and a lock of root's that names no process",
         build: |p| {
-            let scene = owned(p)?;
-            let anchor = super::ours::anchor(&p.path);
-            let pids = vec![Some(anchor.pid()), None];
-            Some(Scene { through: scene.through, pids, ..Scene::of(p, [], anchor)? })
+            Some(beside(p, User::ROOT, &[], |a| drop(a.order(json!(["lock_by_description", p.path]))))?.unnumbered())
         },
         verdict: "unknown",
-        holders: &[
-            BY_ARGUMENT,
-            Who {
-                namespace: "unknown",
-                stop: Stop::By("sudo statehouse holders, run on the host, names it"),
-                ..BY_LOCK
-            },
-        ],
+        holders: &[Who {
+            files: "main?",
+            locks: "shared",
+            namespace: "unknown",
+            stop: Stop::By("sudo statehouse holders, run on the host, names it"),
+            ..BY_LOCK
+        }],
         exit: UNKNOWN,
         limits: &["not cleared: pid", "sudo statehouse holders"],
+    },
+    Situation {
+        // Its locks name no process either, but it has left a record.
+        name: "an ordinary user, and an anchor of root's",
+        build: |p| {
+            let scene = owned(p)?;
+            let anchor = super::ours::anchor(&p.path);
+            Some(Scene { through: scene.through, ..Scene::of(p, [anchor.pid()], anchor)? })
+        },
+        verdict: "held",
+        holders: &[Who { role: Some("anchor"), ..BY_LOCK }],
+        exit: HELD,
+        limits: &[OTHERS],
     },
     Situation {
         name: "two installations with the same arguments, of two users, seen by one of them",
