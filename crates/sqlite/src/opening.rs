@@ -118,6 +118,20 @@ fn open_with(family: &Family, options: &Options, enter: &mut dyn FnMut(&Inspecte
             }
             Err(e) => return Err(e),
         };
+        // A log that came into being only now lies beside the index of the one that was removed a moment ago, if somebody goes on
+        // with that and has not noticed yet. What he commits would be in this index and not in this log.
+        if opened.record.generation().wal != prepared.inspected.generation().wal {
+            match prepare::refuse_dangerous_strangers(family) {
+                Ok(None) => {}
+                Err(e) if !prepare::may_be_ours(family) => return Err(e),
+                _ => {
+                    drop(opened);
+                    drop(lock);
+                    prepare::wait_for_ours(family)?;
+                    continue;
+                }
+            }
+        }
         drop(lock);
         if captures::pending(family) || doubt::raised(family) {
             let _lock = recovery::exclusive(family, options.patience)?;
