@@ -22,4 +22,5 @@ mod modes;
 mod readme;
 mod refusals;
 mod removed;
+mod situations;
 mod up;

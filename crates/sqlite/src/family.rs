@@ -119,6 +119,29 @@ impl Family {
     /// # Errors
     /// [`Reason::NoDirectory`] when the directory does not exist or cannot be resolved.
     pub fn of(path: &Path) -> Result<Family> {
+        let (family, given) = Family::resolve(path)?;
+        match given {
+            None => Ok(family),
+            Some(given) => Err(Error::refused(
+                Reason::NoDirectory,
+                given,
+                "a link on the way leads to where names mean other files, as /proc/PID/root does",
+            )),
+        }
+    }
+
+    /// As [`Family::of`], for who only looks at the files and opens none: a way through the root of another process
+    /// (`/proc/PID/root`) is taken as it stands. SQLite would resolve it by the text of the link, to another file of this name.
+    ///
+    /// # Errors
+    /// As [`Family::of`].
+    pub fn to_look_at(path: &Path) -> Result<Family> {
+        let (family, given) = Family::resolve(path)?;
+        Ok(given.map_or(family.clone(), |directory| Family { directory, ..family }))
+    }
+
+    /// The family by the resolved name of its directory; with the directory as it was given, if that is another one.
+    fn resolve(path: &Path) -> Result<(Family, Option<PathBuf>)> {
         let name =
             path.file_name().ok_or_else(|| Error::refused(Reason::NotRegular, path, "the path names a directory"))?;
         let parent = match path.parent() {
@@ -127,7 +150,12 @@ impl Family {
         };
         let directory =
             std::fs::canonicalize(parent).map_err(|e| Error::refused(Reason::NoDirectory, parent, e.to_string()))?;
-        Ok(Family { directory, name: name.to_owned() })
+        // The status of what a link leads to is that of its `.`. Only Linux has links that lead elsewhere than they say.
+        let identity = |path: &Path| Status::of(path).ok().flatten().map(|s| s.identity);
+        let differ = |a: Option<Identity>, b: Option<Identity>| a.zip(b).is_some_and(|(a, b)| a != b);
+        let other = cfg!(target_os = "linux") && differ(identity(&parent.join(".")), identity(&directory));
+        let given = if other { std::path::absolute(parent).ok() } else { None };
+        Ok((Family { directory, name: name.to_owned() }, given))
     }
 
     /// The directory, with symlinks resolved.

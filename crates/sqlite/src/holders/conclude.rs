@@ -167,9 +167,12 @@ fn words(family: &Family, about: &About, picture: &Picture, uncleared: &[i32]) -
         limits.push(format!("not cleared: pid {}{more}; this settles it: {sudo}", pids.join(", ")));
     }
     if !picture.opaque.is_empty() {
+        // Root is refused only in a container, or by a process that may do more than itself.
+        let root = rustix::process::geteuid().is_root();
+        let settles = if root { "as root outside any container this shows them all" } else { &sudo };
         limits.push(format!(
-            "the descriptors of {} processes of other users cannot be listed; one that holds no lock, or has lost its \
-             locks, could hide there: {sudo}",
+            "the descriptors of {} processes of others cannot be listed; one that holds no lock, or has lost its locks, \
+             could hide there: {settles}",
             picture.opaque.len(),
         ));
     }

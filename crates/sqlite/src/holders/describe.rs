@@ -23,6 +23,8 @@ pub(super) fn file_locks(facts: &Facts) -> Vec<FileLock> {
 pub(super) struct About {
     pub(super) own: Option<i32>,
     pub(super) own_namespace: Option<u64>,
+    /// In how many pid namespaces this process has a number, from the one of `/proc` down to its own.
+    own_depth: usize,
     /// The records of our own processes, and whether the process of each was found.
     pub(super) records: Vec<(Record, bool)>,
     pub(super) members_unread: bool,
@@ -37,6 +39,10 @@ impl About {
         About {
             own: walker.own(),
             own_namespace: process::namespace("self", "pid"),
+            own_depth: walker
+                .own()
+                .and_then(|own| walker.read(own, "status"))
+                .map_or(0, |s| process::namespace_pids(s).len()),
             members_unread: members.is_err(),
             records: members.unwrap_or_default().into_iter().map(|r| (r, false)).collect(),
             users: Users::read(),
@@ -90,12 +96,17 @@ impl About {
             &stop::docker_name,
         );
         holder.user = Powers::parse(&papers.status).map(|p| self.users.name(p.euid));
+        let pids = process::namespace_pids(&papers.status);
+        if let Some(instead) = deaf(id.pid, &pids, &papers.status, &holder.command)
+            && holder.stop.starts_with("kill ")
+        {
+            holder.stop = instead;
+        }
         holder.pid_namespace = match (papers.pid_namespace, self.own_namespace) {
             (Some(theirs), Some(ours)) if theirs == ours => Namespace::Same,
             (Some(_), Some(_)) => Namespace::Other,
-            _ => Namespace::Unknown,
+            _ => by_numbers(&pids, self.own_depth),
         };
-        let pids = process::namespace_pids(&papers.status);
         let mut role = None;
         for (record, found) in &mut self.records {
             // A record carries the number that its process has in its own pid namespace. Which one that is cannot be seen
@@ -115,6 +126,34 @@ impl About {
         }
         holder.role = role;
         holder
+    }
+}
+
+/// What stops the first process of a pid namespace that has no handler for SIGTERM: the kernel drops such a signal, and from
+/// within the namespace even SIGKILL (pid_namespaces(7)).
+fn deaf(pid: i32, pids: &[i32], status: &[u8], command: &[String]) -> Option<String> {
+    let text = status.split(|b| *b == b'\n').find_map(|l| l.strip_prefix(b"SigCgt:"))?;
+    let caught = u64::from_str_radix(std::str::from_utf8(text).ok()?.trim(), 16).ok()?;
+    if caught & (1 << (rustix::process::Signal::TERM.as_raw() - 1)) != 0 || pids.last() != Some(&1) {
+        return None;
+    }
+    Some(match pids.len() {
+        1 => "stop this container from outside: its first process takes no signal from within".to_owned(),
+        _ => {
+            let line = process::one_line(command);
+            format!("kill -9 {pid}  # {line}; the first process of its pid namespace takes no other signal")
+        }
+    })
+}
+
+/// Where a process lives whose namespace may not be asked for, from its numbers, which everybody may read: one that has a
+/// number in the namespace of `/proc` only lives there.
+fn by_numbers(pids: &[i32], own_depth: usize) -> Namespace {
+    match (pids.len(), own_depth) {
+        (1, 1) => Namespace::Same,
+        (0, _) | (_, 0) => Namespace::Unknown,
+        (theirs, ours) if theirs != ours => Namespace::Other,
+        _ => Namespace::Unknown,
     }
 }
 

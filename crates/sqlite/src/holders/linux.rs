@@ -137,6 +137,8 @@ impl Picture {
                     seen.any(|l| !l.ofd && (l.pid == pid || !same_numbers))
                         || same_numbers && self.holders.iter().any(|h| h.process.pid == pid)
                 }
+                // The owner has no number in the namespace of this process, but in that of `/proc`, if they are two.
+                0 => !same_numbers && seen.any(|l| !l.ofd && l.pid > 0),
                 _ => false,
             };
             if known {

@@ -87,6 +87,15 @@ impl Target {
         id.is_some() && id == self.directory_id
     }
 
+    /// The same for a directory that the kernel names from outside the root of the process (chroot). In a mount namespace that
+    /// is not this one the name begins where that namespace does, so it is followed from the root of the process.
+    fn below_root(&self, root: &Path, directory: &[u8]) -> bool {
+        let Ok(name) = rustix::fs::readlink(root, Vec::new()) else { return false };
+        let below =
+            directory.strip_prefix(name.as_bytes()).filter(|rest| name.as_bytes() != b"/" && rest.starts_with(b"/"));
+        below.is_some_and(|rest| self.leads_here(root, rest))
+    }
+
     /// The member that a file was which is none now, from the name that the kernel gives it. `process` is the directory of
     /// the process below `/proc`, which tells from where the name is to be read.
     pub(super) fn retired(&self, process: &str, link: &[u8], id: FileId, deleted: bool) -> Option<Member> {
@@ -106,6 +115,6 @@ impl Target {
         let here = directory == self.directory.as_os_str().as_bytes()
             && process::namespace(process, "mnt") == self.mount_namespace;
         let root = PathBuf::from(format!("/proc/{process}/root"));
-        (here || self.leads_here(&root, directory)).then_some(member)
+        (here || self.leads_here(&root, directory) || self.below_root(&root, directory)).then_some(member)
     }
 }

@@ -204,9 +204,12 @@ impl Walker {
             }
         }
         for thread in threads {
-            if let Seen::Holder(facts) = self.examine(target, pid, &format!("{pid}/task/{thread}"))
+            if let Seen::Holder(mut facts) = self.examine(target, pid, &format!("{pid}/task/{thread}"))
                 && facts.files.iter().any(|f| f.via == Via::Descriptor)
+                && let Some(stat) = self.read(pid, "stat").and_then(Stat::parse)
             {
+                // A thread has a start of its own; the process is told by that of its first one.
+                facts.process.start_ticks = stat.start_ticks;
                 return Seen::Holder(facts);
             }
         }
@@ -263,8 +266,19 @@ impl Walker {
             let entry = entry?;
             let Some(descriptor) = number(entry.file_name()) else { continue };
             count += 1;
-            // A descriptor that was closed meanwhile is no error.
-            let Ok(status) = rustix::fs::statat(descriptors, entry.file_name(), AtFlags::empty()) else { continue };
+            let status = match rustix::fs::statat(descriptors, entry.file_name(), AtFlags::empty()) {
+                Ok(status) => status,
+                // The directory may be listed by the same user in another user namespace or with more capabilities, and what
+                // it leads to may not be looked at. A file system that answers so for a file of its own lets its name be read.
+                Err(e @ (Errno::ACCESS | Errno::PERM)) => {
+                    match rustix::fs::readlinkat_raw(descriptors, entry.file_name(), self.link.as_mut_slice()) {
+                        Err(Errno::ACCESS | Errno::PERM) => return Err(e),
+                        _ => continue,
+                    }
+                }
+                // It was closed meanwhile.
+                Err(_) => continue,
+            };
             if FileType::from_raw_mode(status.st_mode) != FileType::RegularFile {
                 continue;
             }
@@ -417,7 +431,15 @@ impl Walker {
     /// Reads `/proc/locks`.
     pub(super) fn lock_table(&mut self) -> Result<Vec<Lock>> {
         process::read_file(self.proc.as_fd(), "locks", &mut self.text)
-            .map_err(|e| Error::io("read", Path::new("/proc/locks"), e))?;
+            .map_err(|e| match e {
+                Errno::NOENT => std::io::Error::new(
+                    std::io::ErrorKind::NotFound,
+                    "this /proc shows processes and nothing else (mounted with subset=pid); `mount -t proc proc /proc` in \
+                     this namespace, or run it outside",
+                ),
+                e => e.into(),
+            })
+            .map_err(|e: std::io::Error| Error::io("read", Path::new("/proc/locks"), e))?;
         Ok(text::locks(&self.text))
     }
 }

@@ -27,7 +27,7 @@ pub(crate) fn run(context: &Context, holders: &Holders) -> Result {
 pub(crate) fn look(path: &Path) -> Result<Report> {
     store::must_exist(path)?;
     let path = &followed(path)?;
-    let family = Family::of(path)?;
+    let family = Family::to_look_at(path)?;
     let report = scan(&family)?;
     let main = Status::of(&family.main()).map_err(|e| Error::io("look at", &family.main(), e))?;
     // A main file that was removed under a process that goes on is exactly what this is asked for.
