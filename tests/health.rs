@@ -405,3 +405,25 @@ fn case_097_the_bytes_of_deleted_files_are_told() {
     assert!(said.stdout.contains(&expected), "expected {expected:?} in {}", said.stdout);
     drop(holder);
 }
+
+#[test]
+fn what_holders_says_stops_a_service_of_the_house_for_good() {
+    let home = Home::new();
+    let mut up = Up::start(&home, |_| {});
+    let report = answer(&home, ["holders"]);
+    let holders = report["holders"].as_array().unwrap();
+    for service in ["anchor", "gateway", "dashboard", "scheduler"] {
+        let holder = holders.iter().find(|h| h["role"] == service).unwrap_or_else(|| panic!("{service}: {report:#}"));
+        // Whoever kills the service alone meets it again a moment later.
+        let expected = format!(
+            "kill {}  # statehouse up, which starts its {service} again when PID {} alone is stopped",
+            up.child.pid(),
+            holder["pid"]
+        );
+        assert_eq!(holder["stop"], expected);
+    }
+    let line = holders[0]["stop"].as_str().unwrap();
+    run(Command::new("sh").args(["-c", line]), PATIENCE).success();
+    assert!(up.child.wait(PATIENCE).success());
+    assert_eq!(answer(&home, ["holders"])["verdict"], "quiet");
+}

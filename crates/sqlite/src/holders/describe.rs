@@ -124,9 +124,23 @@ impl About {
                 role.get_or_insert_with(|| record.role.clone());
             }
         }
+        if let Some(up) = role.as_deref().and_then(|role| supervisor(role, &holder))
+            && holder.stop.starts_with("kill ")
+        {
+            holder.stop = up;
+        }
         holder.role = role;
         holder
     }
+}
+
+/// What stops a service of ours that a supervisor of ours would start again. It tells its services who it is.
+fn supervisor(role: &str, holder: &Holder) -> Option<String> {
+    let by = holder.command.iter().position(|word| word == "--supervised-by")?;
+    let up: u32 = holder.command.get(by + 1)?.parse().ok()?;
+    let alone = holder.pid?;
+    (holder.pid_namespace == Namespace::Same)
+        .then(|| format!("kill {up}  # statehouse up, which starts its {role} again when PID {alone} alone is stopped"))
 }
 
 /// What stops the first process of a pid namespace that has no handler for SIGTERM: the kernel drops such a signal, and from
