@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use statehouse_sessions::{OpenMode, SqliteStore, Store as _};
 use statehouse_testkit::visitor::{Python, Shell, shell_once};
 use statehouse_testkit::volume::Volume;
-use statehouse_testkit::{Child, Finished, Home, Seed, Snapshot, TestDir, run, until};
+use statehouse_testkit::{Child, Finished, Home, Seed, Snapshot, TestDir, need, run, until};
 
 use crate::health::Holder;
 use crate::house::{
@@ -740,10 +740,11 @@ fn a_whole_house_lets_go_of_its_store_for_a_rewrite_and_goes_on() {
     }
     assert!(size(&home.store()) < before / 2);
     assert_eq!(answer(&home, ["verify", "--write"])["healthy"], true);
-    let holders = answer(&home, ["holders"]);
     for service in ["anchor", "gateway", "dashboard", "scheduler"] {
-        let there = holders["holders"].as_array().unwrap().iter().any(|h| h["pid"] == up.pid(service));
-        assert!(there, "no {service}: {holders}");
+        until(&format!("{service} is back"), PATIENCE, || {
+            let holders = answer(&home, ["holders"]);
+            holders["holders"].as_array().unwrap().iter().any(|h| h["pid"] == up.pid(service))
+        });
     }
     up.stop();
 }
@@ -817,5 +818,99 @@ fn maintenance_of_what_is_no_database_is_refused_and_changes_nothing() {
             assert_eq!((done.code(), error_code(&done).as_str()), (4, code), "{name} {line:?}: {done:#?}");
             before.assert_unchanged(directory.path(), &[]);
         }
+    }
+}
+
+#[test]
+fn force_never_changes_the_journal_mode_under_a_program_that_uses_the_database() {
+    for (mode, to) in [("delete", "wal"), ("wal", "delete")] {
+        let directory = TestDir::new();
+        let path = foreign(directory.path(), mode, 10);
+        let mut idle = Python::open(&path);
+        idle.sql("SELECT count(*) FROM bloat").unwrap();
+        let before = header_mode(&path);
+        let refused = on(&path, &["journal-mode", to, "--force"]);
+        assert_eq!((refused.code(), error_code(&refused).as_str()), (4, "refused_held"), "{mode}: {refused:#?}");
+        names_of(&refused, idle.pid());
+        assert_eq!(header_mode(&path), before, "{mode}");
+        idle.sql("INSERT INTO bloat(b) VALUES(1)").unwrap();
+    }
+}
+
+#[test]
+fn one_who_waited_in_vain_beside_a_holder_is_told_how_long_and_for_whom() {
+    let directory = TestDir::new();
+    let path = foreign(directory.path(), "wal", 10);
+    let mut writer = Python::open(&path);
+    writer.sql("BEGIN IMMEDIATE").unwrap();
+    let busy = on(&path, &["vacuum", "--anyway", "--force", "--patience", "0.3"]);
+    assert_eq!((busy.code(), error_code(&busy).as_str()), (5, "busy"), "{busy:#?}");
+    let text = busy.stdout.clone();
+    assert!(text.contains(&format!("PID {}", writer.pid())) && !text.contains("waited 0 ms"), "{text}");
+}
+
+#[test]
+fn a_dry_run_says_that_our_own_store_keeps_its_mode_whoever_uses_it() {
+    let home = Home::new();
+    let up = Up::start(&home, |_| {});
+    let plan = answer(&home, ["journal-mode", "delete", "--dry-run"]);
+    assert_eq!(plan["refused"]["code"], "wal_only", "{plan:#}");
+    up.stop();
+}
+
+#[test]
+fn a_name_that_leaves_no_room_for_what_is_kept_beside_it_is_told_so() {
+    let directory = TestDir::new();
+    let short = foreign(directory.path(), "wal", 10);
+    let path = directory.join("n".repeat(246));
+    fs::rename(short, &path).unwrap();
+    for look in [&["holders"][..], &["status"], &["verify"], &["vacuum", "--dry-run"]] {
+        on(&path, look).success();
+    }
+    let before = Snapshot::of(directory.path(), &[]);
+    let refused = on(&path, &["vacuum", "--anyway"]);
+    assert_eq!((refused.code(), error_code(&refused).as_str()), (4, "refused_name_too_long"), "{refused:#?}");
+    assert!(before.differences(&Snapshot::of(directory.path(), &[])).is_empty());
+}
+
+#[test]
+fn the_main_file_must_be_able_to_grow_before_the_log_is_given_back() {
+    let Some(volume) = Volume::new(6 * 1024) else { return };
+    let path = volume.join("s.db");
+    let mut python = Python::open(&path);
+    for sql in ["PRAGMA journal_mode=wal", "PRAGMA wal_autocheckpoint=0", TABLE] {
+        python.sql(sql).unwrap();
+    }
+    for sql in bloat(800) {
+        python.sql(&sql).unwrap();
+    }
+    // The log holds the pages, and the main file has not one of them.
+    // Dropped is killed.
+    drop(python);
+    volume.fill(0);
+    let plan = on(&path, &["vacuum", "--dry-run"]).success().json();
+    assert_eq!(plan["refused"]["code"], "no_room", "{plan:#}");
+    let refused = on(&path, &["vacuum"]);
+    assert_eq!((refused.code(), error_code(&refused).as_str()), (4, "no_room"), "{refused:#?}");
+}
+
+#[test]
+fn without_proc_nothing_is_rewritten_and_the_reason_is_told() {
+    if !need::root("hiding /proc in a mount namespace of its own") {
+        return;
+    }
+    let directory = TestDir::new();
+    let path = foreign(directory.path(), "wal", 10);
+    for command in ["vacuum --anyway", "checkpoint --truncate", "anchor"] {
+        let line = format!("mount -t tmpfs none /proc && exec \"$0\" {command} --json \"$1\"");
+        let mut unshare = Command::new("unshare");
+        unshare.args(["-m", "sh", "-c", &line]).arg(binary()).arg(&path).env("STATEHOUSE_HOME", "/nonexistent");
+        let refused = run(&mut unshare, PATIENCE);
+        assert_eq!(
+            (refused.code(), error_code(&refused).as_str()),
+            (4, "refused_lock_core"),
+            "{command}: {refused:#?}"
+        );
+        assert!(refused.stdout.contains("/proc"), "{refused:#?}");
     }
 }

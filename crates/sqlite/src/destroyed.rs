@@ -15,7 +15,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Destruction, Error, Reason, Result};
-use crate::family::{Family, Generation, Member};
+use crate::family::{Family, Generation, Member, is_too_long};
 use crate::headers::{Headers, Journal};
 use crate::index::{HEAD_BYTES, MAKING_AT, REGION_BYTES};
 use crate::wal::ReadAt;
@@ -60,7 +60,9 @@ pub fn mark(family: &Family) -> Result<Option<Mark>> {
     let path = mark_path(family);
     let text = match files::read_to_string(&path, LONGEST) {
         Ok(text) => text,
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) || is_too_long(&e) => {
+            return Ok(None);
+        }
         // Whoever may not look there may not open the database either, and is told so.
         Err(e) if e.kind() == ErrorKind::PermissionDenied => return Ok(None),
         Err(e) => return Err(Error::io("read", &path, e)),

@@ -211,6 +211,8 @@ reasons! {
     HotJournal, "refused_hot_journal", "belongs to an interrupted transaction that must be rolled back first", "Open the database once with its own program, then try again.";
     /// Not an SQLite database.
     NotDatabase, "refused_not_database", "is not an SQLite database", "Name another file, or restore this one from a backup.";
+    /// The name leaves no room for the names of what is kept beside it.
+    NameTooLong, "refused_name_too_long", "has a name that is too long for what must be kept beside it", "Give the database, while nobody uses it, a name of at most 244 bytes.";
     /// An SQLite database of another program.
     OtherApplication, "refused_other_application", "is a database of another program", "Name another file; to take over conversations from Hermes Agent use `statehouse sessions import hermes PATH`.";
     /// Another engine's file stands beside the database.

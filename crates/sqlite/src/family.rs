@@ -99,10 +99,15 @@ impl Status {
     pub fn of(path: &Path) -> std::io::Result<Option<Status>> {
         match system::status(path) {
             Ok(status) => Ok(Some(status)),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound || is_too_long(&e) => Ok(None),
             Err(e) => Err(e),
         }
     }
+}
+
+/// True if the system says that no file can have this name, so that there is none.
+pub(crate) fn is_too_long(e: &std::io::Error) -> bool {
+    e.kind() == std::io::ErrorKind::InvalidFilename
 }
 
 /// The names of one database's files. The directory is resolved once, so that a later change of a symlink above

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::captures::sync_directory;
 use crate::error::{Error, Result};
-use crate::family::Family;
+use crate::family::{Family, is_too_long};
 use crate::{files, secure, side};
 
 /// The most files that are kept.
@@ -125,7 +125,9 @@ fn paths(directory: &Path) -> Result<Vec<PathBuf>> {
     let io = |e: std::io::Error| Error::io("read the incidents in", directory, e);
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(Vec::new()),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) || is_too_long(&e) => {
+            return Ok(Vec::new());
+        }
         Err(e) => return Err(io(e)),
     };
     let mut paths = Vec::new();

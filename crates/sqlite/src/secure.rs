@@ -181,7 +181,7 @@ fn permission_or_io(action: &'static str, family: &Family, member: Member, e: Er
 fn open_path(directory: BorrowedFd<'_>, name: &OsStr) -> Result<Option<OwnedFd>, Errno> {
     match rustix::fs::openat(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
         Ok(fd) => Ok(Some(fd)),
-        Err(Errno::NOENT) => Ok(None),
+        Err(Errno::NOENT | Errno::NAMETOOLONG) => Ok(None),
         Err(e) => Err(e),
     }
 }
@@ -219,7 +219,7 @@ fn check_member(family: &Family, purpose: Purpose, euid: u32, seen: &Seen) -> Re
         Ok(()) => Ok(()),
         Err(Errno::ACCESS | Errno::PERM) => refuse(Reason::Permission, format!("its mode is {:04o}", bits(status))),
         Err(Errno::ROFS) => refuse(Reason::Permission, "the volume is mounted read-only".into()),
-        Err(e) => Err(Error::io("check the access to", &path(), e)),
+        Err(e) => Err(unchecked(&path(), e)),
     }
 }
 
@@ -238,8 +238,16 @@ fn check_directory_access(inspected: &Inspected) -> Result<()> {
         Ok(()) => Ok(()),
         Err(Errno::ACCESS | Errno::PERM) => refuse(detail),
         Err(Errno::ROFS) => refuse("the volume is mounted read-only"),
-        Err(e) => Err(Error::io("check the access to", directory, e)),
+        Err(e) => Err(unchecked(directory, e)),
     }
+}
+
+/// The check goes through paths of the kernel, which lead nowhere where there is no `/proc`.
+fn unchecked(path: &std::path::Path, e: Errno) -> Error {
+    if e == Errno::NOENT && rustix::fs::access("/proc/self/fd", Access::EXISTS).is_err() {
+        return Error::refused(Reason::LockCore, path, "there is no /proc/self/fd here");
+    }
+    Error::io("check the access to", path, e)
 }
 
 /// Other engines keep their own log beside the same main file and know nothing of SQLite's: Turso `X-tshm`, SQLite's
@@ -275,7 +283,7 @@ fn check_side(family: &Family, purpose: Purpose, euid: u32, directory: &OwnedFd)
     }
     match rustix::fs::statat(&side, crate::side::CREATED, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(_) => Ok(true),
-        Err(Errno::NOENT) => Ok(false),
+        Err(Errno::NOENT | Errno::NAMETOOLONG) => Ok(false),
         Err(e) => Err(io(e)),
     }
 }

@@ -73,6 +73,7 @@ pub fn subdirectory(
         Ok(()) => true,
         Err(Errno::EXIST) => false,
         Err(Errno::NOSPC | Errno::DQUOT) => return Err(Error::Full),
+        Err(Errno::NAMETOOLONG) => return Err(Error::refused(Reason::NameTooLong, inspected.family().main(), "")),
         Err(e) => return Err(Error::io("create", path, e)),
     };
     let directory = rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()).map_err(|e| match e {
@@ -94,7 +95,8 @@ pub fn subdirectory(
 pub fn open(directory: &Path) -> Result<Option<OwnedFd>> {
     match rustix::fs::open(directory, DIRECTORY, Mode::empty()) {
         Ok(fd) => Ok(Some(fd)),
-        Err(Errno::NOENT) => Ok(None),
+        // A name that cannot be there is not there.
+        Err(Errno::NOENT | Errno::NAMETOOLONG) => Ok(None),
         Err(Errno::LOOP | Errno::MLINK) => Err(Error::refused(Reason::Symlink, directory, "")),
         Err(Errno::NOTDIR) => Err(Error::refused(Reason::NotRegular, directory, "a directory is expected here")),
         Err(Errno::ACCESS | Errno::PERM) => Err(Error::refused(Reason::Permission, directory, "")),

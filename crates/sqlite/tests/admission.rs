@@ -238,11 +238,37 @@ fn two_are_never_admitted_at_once() {
     answer.unwrap();
     let (mut second, busy) = admit(&path, "-", "-");
     let busy = busy.unwrap_err();
-    // The first is seen as a holder, or its gate is met.
-    assert!(busy.starts_with("busy ") || busy.starts_with("refused_held "), "{busy}");
+    assert!(busy.starts_with("busy ") && busy.contains("held by maintenance (test, PID "), "{busy}");
     assert!(busy.contains(&format!("PID {}", first.pid())), "{busy}");
     first.ok("release");
     second.ok(&format!("admit - - {}", path.display()));
+}
+
+#[test]
+fn several_who_ask_at_once_are_admitted_one_after_the_other() {
+    for (_d, path) in [store(), foreign("wal"), foreign("delete")] {
+        for _ in 0..5 {
+            let mut all: Vec<Holder> = (0..3).map(|_| Holder::start()).collect();
+            for holder in &mut all {
+                holder.send(&format!("admit - - {}", path.display()));
+            }
+            let begun = Instant::now();
+            let mut waiting: Vec<usize> = (0..3).collect();
+            while !waiting.is_empty() {
+                assert!(begun.elapsed() < SOON, "{waiting:?}");
+                waiting.retain(|n| match all[*n].answered() {
+                    Some(answer) => {
+                        answer.unwrap();
+                        all[*n].ok("admitted VACUUM");
+                        all[*n].ok("release");
+                        false
+                    }
+                    None => true,
+                });
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
 }
 
 #[test]
@@ -521,10 +547,9 @@ fn one_that_waited_at_the_gate_of_a_foreign_database_leaves_nothing_beside_it() 
     answer.unwrap();
     let mut second = Holder::start();
     second.send(&format!("admit - force {}", path.display()));
-    until("it goes on in spite of the first", SOON, || second.events().contains("in spite"));
-    std::thread::sleep(Duration::from_millis(100));
+    until("it waits for the first", SOON, || second.events().contains("waiting for maintenance"));
     first.ok("release");
-    let _ = second.answer();
+    assert_eq!(second.answer().unwrap(), "", "it went on in spite of nobody");
     second.ok("release");
     assert!(!side.exists());
 }
@@ -680,6 +705,7 @@ fn gate(path: &Path) -> std::fs::File {
     std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(file).unwrap()
 }
 
+const MEMBERS: ofd::Range = ofd::Range { start: 0, length: 1 };
 const GATE: ofd::Range = ofd::Range { start: 1, length: 1 };
 
 #[test]
@@ -689,15 +715,11 @@ fn a_refusal_after_the_gate_was_shut_leaves_nothing_beside_a_foreign_database() 
         let mut stranger = Sibling::idle();
         std::fs::create_dir(with(&path, ".statehouse")).unwrap();
         let gate = gate(&path);
-        assert!(ofd::try_lock(&gate, ofd::Kind::Write, GATE).unwrap());
+        // As a process of ours that is about to end.
+        assert!(ofd::try_lock(&gate, ofd::Kind::Read, MEMBERS).unwrap());
         let mut admitted = Holder::start();
         admitted.send(&format!("admit - - {}", path.display()));
-        // Its first look is over when it has the lock file open.
-        let descriptors = format!("/proc/{}/fd", admitted.pid());
-        until("it stands at the gate", SOON, || {
-            let names = std::fs::read_dir(&descriptors).unwrap().flatten();
-            names.flat_map(|fd| std::fs::read_link(fd.path())).any(|f| f.ends_with("admission.lock"))
-        });
+        until("it has shut the gate", SOON, || ofd::conflict(&gate, ofd::Kind::Read, GATE).unwrap().is_some());
         stranger.order(serde_json::json!({ "connect": path })).unwrap();
         stranger.sql("BEGIN");
         stranger.sql("SELECT count(*) FROM m");

@@ -19,7 +19,7 @@ use statehouse_sqlite::secure::{self, Purpose};
 use statehouse_sqlite::{Error as DatabaseError, Family, Member, Reason, protect};
 
 use super::error::{Error, Result};
-use super::{Admission, Forecast, Look, Plan, Step, Wanted, Watch, refuse_first, size};
+use super::{Admission, Forecast, Look, Plan, Step, Wanted, Watch, size};
 
 /// How often a checkpoint is tried again while another process is making one.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -281,7 +281,7 @@ pub fn run(path: &Path, wanted: &Wanted<'_>, watch: Watch<'_>) -> Result<Checkpo
     if look.header.journal == Journal::Rollback {
         return Ok(answer.without_log());
     }
-    refuse_first(&mut super::forecast(look.family())?, wanted)?;
+    super::refuse_first(look.family(), wanted)?;
     truncate(&Admission::obtain(look.family(), wanted)?, answer, watch)
 }
 

@@ -52,7 +52,8 @@ pub fn plan(look: &Look, to: Journal, forecast: Forecast) -> Plan<Change> {
     let same = look.header.journal == to;
     let would = if same { "do nothing: it is in this mode".to_owned() } else { format!("change {before} to {wanted}") };
     let against = may(look, to).err().filter(|_| !same);
-    let forecast = Forecast { refused: forecast.refused.filter(|_| !same), ..forecast };
+    // What no admission makes right is answered first.
+    let forecast = Forecast { refused: forecast.refused.filter(|_| !same && against.is_none()), ..forecast };
     Plan::new(look, would, Change { wanted, before, on_disk: before }, forecast, against)
 }
 
@@ -92,6 +93,11 @@ pub fn run(path: &Path, to: Journal, wanted: &Wanted<'_>, watch: Watch<'_>) -> R
     may(&seen, to)?;
     drop(seen);
     let admission = Admission::obtain(&family, wanted)?;
+    // Force goes on beside what could not be found out, and never changes the mode under somebody who uses it.
+    if !admission.is_alone() {
+        let beside = admission.overridden().join("; ");
+        return Err(DatabaseError::refused(Reason::Held, family.main(), beside).into());
+    }
     answer.after = change(&admission, to, watch)?;
     answer.overridden = admission.overridden().to_vec();
     if answer.after == answer.wanted {

@@ -28,7 +28,7 @@ use statehouse_sqlite::{Family, Member, Reason, Status, destroyed};
 
 pub use error::{Error, Result};
 pub use room::{Room, Temporary};
-pub use statehouse_sqlite::admission::{Admission, Forecast, Wanted, forecast};
+pub use statehouse_sqlite::admission::{Admission, Forecast, Wanted, forecast, refuse_first};
 
 /// A database as it looks from outside.
 #[derive(Debug)]
@@ -154,21 +154,6 @@ pub enum Step {
 
 /// Is told each step when it begins.
 pub type Watch<'a> = &'a dyn Fn(Step);
-
-/// The refusal that stands whatever there is to be gained: somebody is in the way, and what was asked for does not move him.
-///
-/// # Errors
-/// The refusal.
-pub fn refuse_first(forecast: &mut Forecast, wanted: &Wanted<'_>) -> Result<()> {
-    let reason = forecast.refused.as_ref().and_then(statehouse_sqlite::Error::reason);
-    let ours = forecast.report.holders.iter().all(|h| h.role.is_some() || h.is_self);
-    let drained = wanted.drain.is_some() && reason == Some(Reason::Held) && ours;
-    let forced = wanted.force && matches!(reason, Some(Reason::Held | Reason::HeldUnknown));
-    match forecast.refused.take() {
-        Some(refused) if !drained && !forced => Err(refused.into()),
-        _ => Ok(()),
-    }
-}
 
 /// Milliseconds since `begun`.
 fn ms(begun: Instant) -> f64 {

@@ -14,7 +14,7 @@ use statehouse_sqlite::{Error as DatabaseError, Member};
 use super::error::{Error, Result};
 use super::room::{Room, Temporary};
 use super::whole::{self, Rows};
-use super::{Admission, Forecast, Look, Pages, Plan, Step, Wanted, Watch, checkpoint, ms, quoted, refuse_first, size};
+use super::{Admission, Forecast, Look, Pages, Plan, Step, Wanted, Watch, checkpoint, ms, quoted, size};
 
 /// How many rows of an index are looked at for its statistics.
 const ANALYSIS_LIMIT: u32 = 1000;
@@ -71,7 +71,7 @@ pub fn plan(look: &Look, forecast: Forecast) -> Plan<About> {
 /// What refuses it, with nothing done; or what went wrong.
 pub fn run(path: &Path, wanted: &Wanted<'_>, watch: Watch<'_>) -> Result<Optimized> {
     let seen = super::look(path)?;
-    refuse_first(&mut super::forecast(seen.family())?, wanted)?;
+    super::refuse_first(seen.family(), wanted)?;
     optimize(&Admission::obtain(seen.family(), wanted)?, watch)
 }
 

@@ -55,6 +55,23 @@ fn free(directory: &Path) -> std::io::Result<(u64, u64)> {
 }
 
 impl Room {
+    /// Whether the main file can take so many bytes more, which the log holds and it does not.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`] with the numbers.
+    pub(super) fn to_grow(family: &Family, bytes: u64) -> Result<()> {
+        let directory = family.directory();
+        let (now, _) = free(directory).map_err(|e| io("ask for the free space of", directory, e))?;
+        if now >= bytes {
+            return Ok(());
+        }
+        let numbers = format!(
+            "{now} bytes are free at {}; the main file needs {bytes} bytes more before its log can be given back",
+            directory.display()
+        );
+        Err(Error::NoRoom { numbers })
+    }
+
     /// What a rewrite of these pages takes. `returned` are bytes on the database's volume that will be given back before it
     /// begins (the present log), `wal` says that the pages go through a log.
     ///

@@ -131,6 +131,8 @@ pub fn room(look: &Look, temporary: &Temporary) -> Result<Room> {
     let pages = look.pages();
     let grows = (pages.pages * pages.page_size).saturating_sub(look.size(Member::Main));
     let returned = look.size(Member::Wal).saturating_sub(grows);
+    // The main file grows before the log is given back.
+    Room::to_grow(look.family(), grows)?;
     Room::find(look.family(), pages, look.header.journal == Journal::Wal, returned, temporary)
 }
 
@@ -168,7 +170,7 @@ pub struct How<'a> {
 /// What refuses it, with nothing done; or what went wrong.
 pub fn run(path: &Path, wanted: &Wanted<'_>, how: &How<'_>) -> Result<Vacuumed> {
     let seen = super::look(path)?;
-    super::refuse_first(&mut super::forecast(seen.family())?, wanted)?;
+    super::refuse_first(seen.family(), wanted)?;
     if let Some(reason) = how.worth.against(seen.pages()) {
         return Ok(Vacuumed::not_worth_it(&seen, reason));
     }

@@ -123,6 +123,21 @@ impl AdmissionLock {
         !matches!(ofd::conflict(&self.file, Kind::Write, range), Ok(None))
     }
 
+    /// Waits until nobody is admitted nor about to be.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] with what is being done after `patience`.
+    pub(crate) fn wait(&self, patience: Duration) -> Result<()> {
+        let begun = Instant::now();
+        while self.is_shut() {
+            if begun.elapsed() >= patience {
+                return Err(Error::Busy { waited: begun.elapsed(), holder: Some(self.doing()) });
+            }
+            std::thread::sleep(AGAIN);
+        }
+        Ok(())
+    }
+
     /// Becomes a member: through the gate, which is shut while somebody is admitted or waits for it.
     ///
     /// # Errors
@@ -219,14 +234,16 @@ impl AdmissionLock {
 
     /// Who holds the gate and what for, as a person would say it.
     pub(crate) fn doing(&self) -> String {
+        match self.read() {
+            Some(doing) => format!("maintenance ({}, PID {})", doing.what, doing.process.pid),
+            None => "maintenance".to_owned(),
+        }
+    }
+
+    fn read(&self) -> Option<Doing> {
         let mut text = [0; TEXT_BYTES];
         let read = rustix::io::pread(&self.file, &mut text, TEXT).unwrap_or(0);
-        let text = text.get(..read).unwrap_or_default();
-        let end = text.iter().position(|b| *b == b'\n').unwrap_or(text.len());
-        match serde_json::from_slice::<Doing>(text.get(..end).unwrap_or_default()) {
-            Ok(doing) => format!("maintenance ({}, PID {})", doing.what, doing.process.pid),
-            Err(_) => "maintenance".to_owned(),
-        }
+        serde_json::from_slice(text.get(..read)?.split(|b| *b == b'\n').next()?).ok()
     }
 
     /// Writes it down for those who wait. Without room they are told less.

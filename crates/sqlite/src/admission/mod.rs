@@ -41,6 +41,8 @@ pub(crate) use members::Entry;
 
 /// How long anchors are waited for, which look ten times a second, and processes that are about to end.
 const ASIDE: Duration = Duration::from_secs(3);
+/// How long it is looked again in any case, however little patience there is.
+const AT_ONCE: Duration = Duration::from_millis(500);
 /// How often it is looked whether everybody has let go.
 const AGAIN: Duration = Duration::from_millis(5);
 /// How often somebody is told who is still waited for.
@@ -71,6 +73,7 @@ pub struct Admission {
     _lock: Shut,
     family: Family,
     overridden: Vec<String>,
+    alone: bool,
 }
 
 /// What would be answered to somebody who asked for admission now.
@@ -100,9 +103,7 @@ impl Admission {
     /// [`Reason::HeldNaked`]) or says what is wrong with the files; [`Error::Busy`] while somebody else is admitted.
     pub fn obtain(family: &Family, wanted: &Wanted<'_>) -> Result<Admission> {
         crate::locks::protect()?;
-        let inspected = refuse_files(family)?;
-        let ours = if wanted.drain.is_some() { Ours::WillPark } else { Ours::Refuse };
-        let mut overridden = refuse_holders(family, &holders::scan(family)?, ours, wanted.force)?;
+        let (inspected, mut overridden) = look_first(family, wanted)?;
         tell_overridden(wanted, &overridden);
 
         let lock = Shut::make(&inspected, wanted)?;
@@ -130,7 +131,9 @@ impl Admission {
         if doubt::raised(family) {
             doubt::settle(family, &connection)?;
         }
-        let admission = Admission { connection, pending, _lock: lock, family: family.clone(), overridden: Vec::new() };
+        let (family_names, none) = (family.clone(), Vec::new());
+        let admission =
+            Admission { connection, pending, _lock: lock, family: family_names, overridden: none, alone: false };
         if let Err(why) = admission.keep_strangers_out(wanted.patience) {
             // Whoever came in since the first look is named by the second.
             refuse_holders(family, &holders::scan(family)?, Ours::MustBeGone, false)?;
@@ -148,7 +151,8 @@ impl Admission {
             }
         }
         admission.refuse_hidden(identity, &report)?;
-        Ok(Admission { overridden, ..admission })
+        let alone = in_the_way(&report, Ours::Refuse).next().is_none();
+        Ok(Admission { overridden, alone, ..admission })
     }
 
     /// The connection for the work. Its settings are those of every connection of ours, but for what a database in rollback
@@ -160,6 +164,11 @@ impl Admission {
     /// The names of the database's files.
     pub fn family(&self) -> &Family {
         &self.family
+    }
+
+    /// True if nobody else was seen to use the database; false where force goes on beside somebody.
+    pub fn is_alone(&self) -> bool {
+        self.alone
     }
 
     /// What force overrode, each as a person would say it.
@@ -214,6 +223,42 @@ impl std::fmt::Debug for Admission {
     }
 }
 
+/// Answers what [`Admission::obtain`] would be refused for at its first look, with what is wanted. Touches nothing.
+///
+/// # Errors
+/// As [`Admission::obtain`].
+pub fn refuse_first(family: &Family, wanted: &Wanted<'_>) -> Result<()> {
+    look_first(family, wanted).map(drop)
+}
+
+/// Looks before anything is touched. Somebody else who is admitted is waited for, and no reason to refuse: he is soon done. He
+/// has files of the database open only while the gate is shut, so whoever is seen twice, with the gate open in between, is
+/// somebody else.
+fn look_first(family: &Family, wanted: &Wanted<'_>) -> Result<(Inspected, Vec<String>)> {
+    let ours = if wanted.drain.is_some() { Ours::WillPark } else { Ours::Refuse };
+    let begun = Instant::now();
+    let mut before = Vec::new();
+    loop {
+        if let Some(lock) = AdmissionLock::find(family)?.filter(AdmissionLock::is_shut) {
+            (wanted.tell)(&format!("waiting for {} to end", lock.doing()));
+            lock.wait(wanted.patience.saturating_sub(begun.elapsed()))?;
+        }
+        let inspected = refuse_files(family)?;
+        let report = holders::scan(family)?;
+        let now: Vec<_> = in_the_way(&report, ours).map(|h| (h.pid, h.start_ticks)).collect();
+        match refuse_holders(family, &report, ours, wanted.force) {
+            Err(why)
+                if why.reason() == Some(Reason::Held)
+                    && begun.elapsed() < wanted.patience.max(AT_ONCE)
+                    && !now.iter().any(|holder| before.contains(holder)) =>
+            {
+                before = now;
+            }
+            overridden => return Ok((inspected, overridden?)),
+        }
+    }
+}
+
 /// What is refused for the files' own sake.
 fn refuse_files(family: &Family) -> Result<Inspected> {
     destroyed::refuse(family)?;
@@ -247,39 +292,44 @@ enum Ours {
     MustBeGone,
 }
 
-/// Refuses for what was seen. Gives back what force overrides.
-fn refuse_holders(family: &Family, report: &Report, ours: Ours, force: bool) -> Result<Vec<String>> {
-    // Who can only read what is gone, such as one that keeps it for a capture, uses nothing that the work touches.
+/// Who uses the database, as far as structural work is concerned. Who can only read what is gone, such as one that keeps it for a
+/// capture, uses nothing that the work touches; nor does one of ours that is cut off.
+fn users(report: &Report) -> impl Iterator<Item = &Holder> {
     let keeps = |h: &Holder| {
         !h.files.is_empty() && h.files.iter().all(|f| f.generation == Standing::Retired && !f.writable) && !h.naked
     };
-    // One of ours that is cut off uses nothing either. But until it has kept what it had, its rows are the main file as it is
-    // and the log that it has, and work on the main file would destroy them.
+    report.holders.iter().filter(move |h| !h.is_self && !h.fenced && !keeps(h))
+}
+
+/// Those among them whom the work cannot go on beside.
+fn in_the_way(report: &Report, ours: Ours) -> impl Iterator<Item = &Holder> {
+    users(report).filter(move |h| match (h.role.as_deref(), ours) {
+        (None, _) | (Some(_), Ours::MustBeGone) => true,
+        (Some(ANCHOR), _) => false,
+        (Some(_), Ours::Refuse) => true,
+        (Some(_), Ours::WillPark) => false,
+    })
+}
+
+/// Refuses for what was seen. Gives back what force overrides.
+fn refuse_holders(family: &Family, report: &Report, ours: Ours, force: bool) -> Result<Vec<String>> {
+    // One that is cut off is in nobody's way. But until it has kept what it had, its rows are the main file as it is and the log
+    // that it has, and work on the main file would destroy them.
     let owes = |h: &Holder| h.fenced && h.files.iter().any(|f| f.generation == Standing::Retired && f.writable);
-    let others = || report.holders.iter().filter(|h| !h.is_self && !h.fenced && !keeps(h));
-    let all = |which: fn(&Holder) -> bool| -> Vec<String> { others().filter(|h| which(h)).map(name).collect() };
     let owing = report.holders.iter().filter(|h| !h.is_self && owes(h)).map(|h| {
         format!("{}; it has rows that are nowhere else, and keeps them as soon as nothing is in its way", name(h))
     });
-    let retired = all(|h| h.ghost).into_iter().chain(owing).collect();
-    for (reason, wrong) in [(Reason::HeldRetired, retired), (Reason::HeldNaked, all(|h| h.naked))] {
+    let all = |which: fn(&Holder) -> bool| users(report).filter(move |h| which(h)).map(name);
+    let retired: Vec<String> = all(|h| h.ghost).chain(owing).collect();
+    for (reason, wrong) in [(Reason::HeldRetired, retired), (Reason::HeldNaked, all(|h| h.naked).collect())] {
         if !wrong.is_empty() {
             return Err(Error::refused(reason, family.main(), wrong.join("; ")));
         }
     }
-    let in_the_way: Vec<String> = others()
-        .filter(|h| match (h.role.as_deref(), ours) {
-            (None, _) | (Some(_), Ours::MustBeGone) => true,
-            (Some(ANCHOR), _) => false,
-            (Some(_), Ours::Refuse) => true,
-            (Some(_), Ours::WillPark) => false,
-        })
-        .map(name)
-        .collect();
-    if !in_the_way.is_empty() && !force {
-        return Err(Error::refused(Reason::Held, family.main(), in_the_way.join("; ")));
+    let mut overridden: Vec<String> = in_the_way(report, ours).map(name).collect();
+    if !overridden.is_empty() && !force {
+        return Err(Error::refused(Reason::Held, family.main(), overridden.join("; ")));
     }
-    let mut overridden = in_the_way;
     if report.verdict == Verdict::Unknown {
         if !force {
             return Err(Error::refused(Reason::HeldUnknown, family.main(), report.limits.join("; ")));

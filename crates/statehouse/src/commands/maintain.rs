@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
@@ -14,9 +14,10 @@ use statehouse_ops::maintenance::checkpoint::{self, Checkpointed, Mode};
 use statehouse_ops::maintenance::journal_mode::{self, Changed};
 use statehouse_ops::maintenance::optimize::{self, Optimized};
 use statehouse_ops::maintenance::vacuum::{self, How, Vacuumed, Worth};
-use statehouse_ops::maintenance::{Forecast, Look, Plan, Step, Temporary, Wanted, forecast, look};
+use statehouse_ops::maintenance::{Error, Forecast, Look, Plan, Step, Temporary, Wanted, forecast, look};
 use statehouse_sqlite::Family;
 use statehouse_sqlite::headers::Journal;
+use statehouse_sqlite::holders::{Holder, scan};
 
 use super::Context;
 use crate::args::{Checkpoint, JournalMode, JournalModeName, Optimize, Structural, Vacuum};
@@ -124,13 +125,29 @@ impl<'a> Work<'a> {
         work: impl FnOnce(&Wanted<'_>) -> statehouse_ops::maintenance::Result<T>,
     ) -> statehouse_ops::maintenance::Result<T> {
         let tell = |text: &str| self.shown.say(text);
-        work(&Wanted {
+        let begun = Instant::now();
+        let done = work(&Wanted {
             what: self.what,
             drain: self.structural.drain,
             force: self.structural.force,
             patience: self.context.patience,
             tell: &tell,
+        });
+        // SQLite says neither how long it waited nor for whom.
+        done.map_err(|e| match e {
+            Error::Database(statehouse_sqlite::Error::Busy { holder: None, .. }) => {
+                statehouse_sqlite::Error::Busy { waited: begun.elapsed(), holder: self.others() }.into()
+            }
+            e => e,
         })
+    }
+
+    /// Who else uses the database now, for one who waited in vain.
+    fn others(&self) -> Option<String> {
+        let holders = scan(&Family::of(&self.path).ok()?).ok()?.holders;
+        let name = |h: &Holder| Some(format!("PID {}; to stop it: {}", h.pid?, h.stop));
+        let names: Vec<String> = holders.iter().filter(|h| !h.is_self).filter_map(name).collect();
+        (!names.is_empty()).then(|| names.join("; "))
     }
 
     fn answer<T: Serialize>(&self, done: &T, text: impl FnOnce(&T) -> String) {
