@@ -1,12 +1,14 @@
 //! Maintenance of a whole database: refused beside anybody who is in the way, done alone, and never half.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use statehouse_sessions::{OpenMode, SqliteStore, Store as _};
+use statehouse_testkit::user::{User, runnable_by_all};
 use statehouse_testkit::visitor::{Python, Shell, shell_once};
 use statehouse_testkit::volume::Volume;
 use statehouse_testkit::{Child, Finished, Home, Seed, Snapshot, TestDir, need, run, until};
@@ -913,4 +915,39 @@ fn without_proc_nothing_is_rewritten_and_the_reason_is_told() {
         );
         assert!(refused.stdout.contains("/proc"), "{refused:#?}");
     }
+}
+
+#[test]
+fn beside_a_replaced_main_file_nothing_is_said_of_a_log_that_belongs_to_another() {
+    let directory = TestDir::new();
+    let path = foreign(directory.path(), "wal", 10);
+    let mut ghost = Python::open(&path);
+    ghost.sql("INSERT INTO bloat(b) VALUES(1)").unwrap();
+    let other = TestDir::new();
+    fs::rename(foreign(other.path(), "delete", 10), &path).unwrap();
+    for line in [&["checkpoint"][..], &["checkpoint", "--truncate"], &["checkpoint", "--truncate", "--force"]] {
+        let refused = on(&path, line);
+        assert_eq!((refused.code(), error_code(&refused).as_str()), (4, "refused_held_retired"), "{refused:#?}");
+        assert!(refused.stdout.contains(&format!("PID {}", ghost.pid())), "{refused:#?}");
+    }
+}
+
+#[test]
+fn an_ordinary_user_is_told_how_to_find_out_who_may_hold_it() {
+    if !need::root("a process of root that an ordinary user cannot look at") {
+        return;
+    }
+    let directory = TestDir::new();
+    let path = foreign(directory.path(), "wal", 10);
+    User::OWNER.owns(directory.path());
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = runnable_by_all(binary(), directory.path());
+    let uri = format!("file:{}?mode=ro", path.display());
+    let _root = Child::spawn(Command::new("sh").args(["-c", "read line", "sh", &uri]));
+    let mut command = Command::new(program);
+    command.args(["vacuum", "--anyway", "--json"]).arg(&path).current_dir("/");
+    User::OWNER.runs(&mut command);
+    let refused = run(&mut command, PATIENCE);
+    assert_eq!((refused.code(), error_code(&refused).as_str()), (4, "refused_unknown"), "{refused:#?}");
+    assert!(refused.stdout.contains("sudo statehouse holders"), "{refused:#?}");
 }

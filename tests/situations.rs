@@ -157,6 +157,12 @@ impl Scene {
         self.through(&["setpriv", "--reuid", &id, "--regid", &id, "--clear-groups"])
     }
 
+    /// True if it is looked at by an ordinary user, and a process of this name or number is somebody else's.
+    fn is_foreign(&self, user: &serde_json::Value) -> bool {
+        let looks = self.through.iter().position(|w| w == "--reuid").and_then(|at| self.through.get(at + 1));
+        looks.is_some_and(|id| user.as_str() != Some(id))
+    }
+
     fn unnumbered(self) -> Scene {
         Scene { pids: self.pids.iter().map(|_| None).collect(), ..self }
     }

@@ -47,7 +47,7 @@ pub(super) fn compare(row: &Situation, scene: &Scene, seen: &Finished) -> Vec<St
         let number = Value::from(*pid);
         match listed.iter().find(|h| h["pid"] == number) {
             Some(holder) => {
-                for (what, is, wanted) in judged(holder, who, *pid) {
+                for (what, is, wanted) in judged(holder, who, *pid, scene.is_foreign(&holder["user"])) {
                     same(&format!("{name}: {what}"), &is, &wanted);
                 }
             }
@@ -69,7 +69,7 @@ pub(super) fn compare(row: &Situation, scene: &Scene, seen: &Finished) -> Vec<St
 }
 
 /// What is said about one holder, beside what should be.
-fn judged(holder: &Value, who: &Who, pid: Option<u32>) -> Vec<(&'static str, String, String)> {
+fn judged(holder: &Value, who: &Who, pid: Option<u32>, foreign: bool) -> Vec<(&'static str, String, String)> {
     let text = |key: &str| holder[key].as_str().unwrap_or_default().to_owned();
     let flag = |key: &str| holder[key].as_bool().map_or_else(|| "?".to_owned(), |b| b.to_string());
     let mut rows = vec![
@@ -84,13 +84,18 @@ fn judged(holder: &Value, who: &Who, pid: Option<u32>) -> Vec<(&'static str, Str
     ];
     let stop = text("stop");
     match who.stop {
-        Stop::Number => rows.push(("stop", stop, format!("kill {}", pid.unwrap_or_default()))),
+        Stop::Number => {
+            let sudo = if foreign { "sudo " } else { "" };
+            rows.push(("stop", stop, format!("{sudo}kill {}", pid.unwrap_or_default())));
+        }
         Stop::By(wanted) => rows.push(("stop", stop, wanted.to_owned())),
         Stop::There(words) if stop.contains(words) => {}
         Stop::There(words) => rows.push(("stop", stop, format!("… {words} …"))),
         Stop::Process | Stop::Killed => {
             let kill = if matches!(who.stop, Stop::Killed) { "kill -9" } else { "kill" };
-            let begin = format!("{kill} {}  # ", pid.unwrap_or_default());
+            // Nobody but root stops a process of somebody else.
+            let sudo = if foreign { "sudo " } else { "" };
+            let begin = format!("{sudo}{kill} {}  # ", pid.unwrap_or_default());
             let shown = stop.strip_prefix(&begin).unwrap_or_default();
             let program = holder["command"][0].as_str().unwrap_or_default();
             if shown.is_empty() || program.is_empty() || !shown.starts_with(program) {

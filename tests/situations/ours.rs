@@ -132,10 +132,10 @@ pub(super) const TABLE: &[Situation] = &[
             let path = store(p);
             let parked = member(&path, "gateway");
             let admitted = member(&path, "maintenance");
-            Some(Scene::of(p, [admitted.pid()], (parked, admitted))?.at(path))
+            Some(Scene::of(p, [admitted.pid(), parked.pid()], (parked, admitted))?.at(path))
         },
         verdict: "held",
-        holders: &[USER],
+        holders: &[USER, Who { files: "", locks: "", role: Some("gateway"), evidence: "lock", ..USER }],
         exit: HELD,
         ..NOBODY
     },

@@ -24,6 +24,14 @@ pub(crate) struct Record {
     pub(crate) host: String,
     pub(crate) since: String,
     pub(crate) version: String,
+    /// The pid namespace in which the number means something.
+    #[serde(default)]
+    pub(crate) pid_namespace: Option<u64>,
+}
+
+/// The pid namespace of this process, by inode.
+fn namespace() -> Option<u64> {
+    std::fs::metadata("/proc/self/ns/pid").ok().map(|m| m.ino())
 }
 
 impl Record {
@@ -34,7 +42,14 @@ impl Record {
             host: host.trim().to_owned(),
             since: jiff::Timestamp::now().round(jiff::Unit::Second).unwrap_or_default().to_string(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid_namespace: namespace(),
         }
+    }
+
+    /// True if the number names that process here too, and not somebody else.
+    fn is_here(&self) -> bool {
+        let mine = Record::mine();
+        self.host == mine.host && (self.pid_namespace.is_none() || self.pid_namespace == mine.pid_namespace)
     }
 }
 
@@ -112,12 +127,14 @@ fn held(home: &Home, role: &str, mut file: File) -> Failure {
         }
     };
     let what = if role == "up" { "`statehouse up`" } else { role };
+    let here = record.as_ref().is_none_or(Record::is_here);
     let who = match &record {
         Some(r) => format!("PID {} on {} has had it since {} (version {})", r.pid, r.host, r.since, r.version),
         None => "the process that has it has not written its name".to_owned(),
     };
     let pid = record.map(|r| r.pid);
-    let named = pid.map(|p| format!(", PID {p}")).unwrap_or_default();
+    let place = if here { "" } else { " of another container or machine" };
+    let named = pid.map(|p| format!(", PID {p}{place}")).unwrap_or_default();
     Failure::new(
         exit::REFUSED,
         code::ALREADY_RUNNING,
@@ -125,6 +142,9 @@ fn held(home: &Home, role: &str, mut file: File) -> Failure {
     )
     .detail(who)
     .hint(match pid {
+        Some(p) if !here => {
+            format!("Use the one that runs, or stop it where it runs; PID {p} is another process here.")
+        }
         Some(p) => format!("Use the one that runs, or stop it first with `kill {p}`."),
         None => "Try again in a moment.".to_owned(),
     })

@@ -154,14 +154,9 @@ pub fn passive(path: &Path, patience: Duration) -> Result<Checkpointed> {
     let look = super::look(path)?;
     let family = look.family();
     let mut answer = Checkpointed::of(&look, Mode::Passive);
+    let report = safe(family)?;
     if look.header.journal == Journal::Rollback {
         return Ok(answer.without_log());
-    }
-    let report = holders::scan(family)?;
-    if let Some(danger) = report.holders.iter().find(|h| (h.ghost || h.naked) && !h.fenced) {
-        let reason = if danger.ghost { Reason::HeldRetired } else { Reason::HeldNaked };
-        let pid = danger.pid.map_or_else(|| "a process that is not visible here".into(), |p| format!("PID {p}"));
-        return Err(DatabaseError::refused(reason, family.main(), format!("{pid}; to stop it: {}", danger.stop)).into());
     }
     let held = report.verdict != Verdict::Quiet;
     if !held && answer.wal_size_before == 0 {
@@ -271,6 +266,18 @@ fn once(connection: &Connection, mode: Mode) -> Result<(bool, u64, u64)> {
     Ok((row.0 != 0, u64::try_from(row.1).unwrap_or(0), u64::try_from(row.2).unwrap_or(0)))
 }
 
+/// Who uses the database, if nobody does in a way that makes every answer about its log worthless: beside a main file that was
+/// replaced lies the log of another.
+fn safe(family: &Family) -> Result<Report> {
+    let report = holders::scan(family)?;
+    if let Some(danger) = report.holders.iter().find(|h| (h.ghost || h.naked) && !h.fenced) {
+        let reason = if danger.ghost { Reason::HeldRetired } else { Reason::HeldNaked };
+        let pid = danger.pid.map_or_else(|| "a process that is not visible here".into(), |p| format!("PID {p}"));
+        return Err(DatabaseError::refused(reason, family.main(), format!("{pid}; to stop it: {}", danger.stop)).into());
+    }
+    Ok(report)
+}
+
 /// Copies all of the log and empties it: everything from the look to the answer.
 ///
 /// # Errors
@@ -279,6 +286,7 @@ pub fn run(path: &Path, wanted: &Wanted<'_>, watch: Watch<'_>) -> Result<Checkpo
     let look = super::look(path)?;
     let answer = Checkpointed::of(&look, Mode::Truncate);
     if look.header.journal == Journal::Rollback {
+        safe(look.family())?;
         return Ok(answer.without_log());
     }
     super::refuse_first(look.family(), wanted)?;

@@ -28,7 +28,7 @@ use crate::error::{Error, Reason, Result};
 use crate::family::{Family, Identity, Member, Status};
 use crate::generation::SHARED_BYTES;
 use crate::headers::{self, Headers};
-use crate::holders::{self, Holder, Report, Standing, Verdict};
+use crate::holders::{self, Evidence, Holder, Report, Standing, Verdict};
 use crate::members::{self as records, Record};
 use crate::ofd::{self, Kind, PENDING};
 use crate::process::ProcessId;
@@ -293,12 +293,14 @@ enum Ours {
 }
 
 /// Who uses the database, as far as structural work is concerned. Who can only read what is gone, such as one that keeps it for a
-/// capture, uses nothing that the work touches; nor does one of ours that is cut off.
+/// capture, uses nothing that the work touches; nor does one of ours that is cut off. A command line alone proves no use; the
+/// verdict says what it means.
 fn users(report: &Report) -> impl Iterator<Item = &Holder> {
     let keeps = |h: &Holder| {
         !h.files.is_empty() && h.files.iter().all(|f| f.generation == Standing::Retired && !f.writable) && !h.naked
     };
-    report.holders.iter().filter(move |h| !h.is_self && !h.fenced && !keeps(h))
+    let unproved = |h: &Holder| h.evidence == Evidence::Argv;
+    report.holders.iter().filter(move |h| !h.is_self && !h.fenced && !h.parked && !keeps(h) && !unproved(h))
 }
 
 /// Those among them whom the work cannot go on beside.

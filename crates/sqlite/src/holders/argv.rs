@@ -51,7 +51,10 @@ const PROFILES: [&str; 2] = ["--profile", "-p"];
 pub(super) fn speaks(target: &Target, words: &[String], user_home: Option<&Path>) -> Speaks {
     let (program, first) = program(words);
     let arguments = words.get(1..).unwrap_or(&[]);
-    let names_member = |w: &String| candidates(w).any(|path| target.member_named(path.as_bytes()).is_some());
+    let names_member = |w: &String| {
+        let named = |path: &[u8]| target.member_named(path).is_some();
+        candidates(w).any(|path| named(path.as_bytes())) || uri(w).is_some_and(|path| named(&path))
+    };
     if arguments.iter().any(names_member) {
         return Speaks::Member;
     }
@@ -65,6 +68,32 @@ pub(super) fn speaks(target: &Target, words: &[String], user_home: Option<&Path>
 /// A word as it stands, and what is after the `=` in it.
 fn candidates(word: &str) -> impl Iterator<Item = &str> {
     std::iter::once(word).chain(word.split_once('=').map(|(_, value)| value)).filter(|w| w.starts_with('/'))
+}
+
+/// The path of a URI as SQLite understands it (<https://www.sqlite.org/uri.html>), wherever in the word it begins.
+fn uri(word: &str) -> Option<Vec<u8>> {
+    let (_, rest) = word.split_once("file:")?;
+    let path = match rest.strip_prefix("//") {
+        Some(rest) => rest.find('/').map(|at| &rest[at..])?,
+        None => rest,
+    };
+    let path = path.split(['?', '#']).next()?.as_bytes();
+    let mut plain = Vec::with_capacity(path.len());
+    let mut at = 0;
+    while let Some(byte) = path.get(at) {
+        let hex = path.get(at + 1..at + 3).and_then(|h| u8::from_str_radix(std::str::from_utf8(h).ok()?, 16).ok());
+        match hex.filter(|_| *byte == b'%') {
+            Some(decoded) => {
+                plain.push(decoded);
+                at += 3;
+            }
+            None => {
+                plain.push(*byte);
+                at += 1;
+            }
+        }
+    }
+    plain.starts_with(b"/").then_some(plain)
 }
 
 /// The program, if its profiles are known, and the number of the first word that is no part of the program.
@@ -179,6 +208,9 @@ mod tests {
             ("sleep 60", Nothing, Nothing),
             ("sqlite3 @/.hermes/state.db", Member, Nothing),
             ("app --db=@/link/state.db-wal", Member, Nothing),
+            ("app file:@/.hermes/state.db?mode=ro", Member, Nothing),
+            ("app --db=file://localhost@/.hermes/%73tate.db#x", Member, Nothing),
+            ("app file:state.db", Nothing, Nothing),
             ("app @/.hermes/profiles/work/state.db", Elsewhere, Member),
             ("app @/.hermes/state.db.bak", Path, Nothing),
             ("tail -f @/.hermes/logs/gateway.log", Path, Nothing),

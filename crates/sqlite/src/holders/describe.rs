@@ -72,6 +72,7 @@ impl About {
             user: None,
             role: None,
             fenced: false,
+            parked: false,
             is_self: id.is_some_and(|id| Some(id.pid) == self.own),
             pid_namespace: Namespace::Unknown,
             files: Vec::new(),
@@ -95,7 +96,8 @@ impl About {
             },
             &stop::docker_name,
         );
-        holder.user = Powers::parse(&papers.status).map(|p| self.users.name(p.euid));
+        let runs_as = Powers::parse(&papers.status).map(|p| p.euid);
+        holder.user = runs_as.map(|uid| self.users.name(uid));
         let pids = process::namespace_pids(&papers.status);
         if let Some(instead) = deaf(id.pid, &pids, &papers.status, &holder.command)
             && holder.stop.starts_with("kill ")
@@ -128,6 +130,10 @@ impl About {
             && holder.stop.starts_with("kill ")
         {
             holder.stop = up;
+        }
+        // Nobody but root may send a signal to a process of another user; and one of this user's own would say whose it is.
+        if asking != 0 && runs_as != Some(asking) && holder.stop.starts_with("kill ") {
+            holder.stop.insert_str(0, "sudo ");
         }
         holder.role = role;
         holder

@@ -23,13 +23,18 @@ pub(super) fn holders(
     hidden: &mut Loose,
 ) -> Vec<Holder> {
     let mut found: Vec<Holder> = Vec::new();
-    // A process that has the database open twice has two records. One that is parked has closed all its files.
+    // A process that has the database open twice has two records.
     let mut left: Vec<Record> = Vec::new();
+    let mut parked: Vec<Record> = Vec::new();
     for (record, seen) in &about.records {
         let same = |r: &Record| {
             (r.process, r.pid_namespace, &r.boot_id) == (record.process, record.pid_namespace, &record.boot_id)
         };
-        if *seen || record.parked {
+        if *seen {
+            continue;
+        }
+        if record.parked {
+            parked.push(record.clone());
             continue;
         }
         match left.iter_mut().find(|r| same(r)) {
@@ -49,13 +54,7 @@ pub(super) fn holders(
                 found.push(holder);
             }
             None => {
-                let mut holder = about.stranger(walker, None);
-                holder.role = Some(record.role.clone());
-                holder.fenced = record.fenced;
-                holder.start_ticks = Some(record.process.start_ticks);
-                holder.start_time = Some(record.start_time.clone()).filter(|t| !t.is_empty());
-                holder.pid_namespace = Namespace::Other;
-                holder.stop = stop(&record, record.boot_id == about.boot_id);
+                let holder = elsewhere(walker, about, &record);
                 found.push(holder);
             }
         }
@@ -75,7 +74,30 @@ pub(super) fn holders(
             give(only, std::mem::take(hidden));
         }
     }
+    // Whoever is parked has nothing and no lock, and is back in a moment: nobody may take the database for unused meanwhile.
+    for record in parked {
+        let mut holder = match visible(walker, about, pids, &record) {
+            Some(pid) => about.stranger(walker, Some(ProcessId { pid, start_ticks: record.process.start_ticks })),
+            None => elsewhere(walker, about, &record),
+        };
+        if found.iter().all(|h| (h.pid, h.start_ticks) != (holder.pid, holder.start_ticks)) {
+            holder.role = Some(record.role);
+            holder.parked = true;
+            found.push(holder);
+        }
+    }
     found
+}
+
+fn elsewhere(walker: &mut Walker, about: &mut About, record: &Record) -> Holder {
+    let mut holder = about.stranger(walker, None);
+    holder.role = Some(record.role.clone());
+    holder.fenced = record.fenced;
+    holder.start_ticks = Some(record.process.start_ticks);
+    holder.start_time = Some(record.start_time.clone()).filter(|t| !t.is_empty());
+    holder.pid_namespace = Namespace::Other;
+    holder.stop = stop(record, record.boot_id == about.boot_id);
+    holder
 }
 
 fn give(holder: &mut Holder, locks: Loose) {

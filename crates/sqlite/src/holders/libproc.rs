@@ -320,6 +320,7 @@ fn holder(pid: i32, own: i32, about: About, files: Vec<HeldFile>, ghost: bool) -
         user: about.user.map(|u| u.to_string()),
         role: None,
         fenced: false,
+        parked: false,
         is_self: pid == own,
         // There is only one.
         pid_namespace: Namespace::Same,

@@ -108,6 +108,9 @@ pub struct Holder {
     pub role: Option<String>,
     /// True if it is one of ours that is cut off from a retired generation and will not write to it.
     pub fenced: bool,
+    /// True if it is one of ours that has closed its files for the sake of structural work, or of an anchor that was sent aside.
+    /// It has nothing open and comes back by itself as soon as that has ended.
+    pub parked: bool,
     /// True for the process that looks.
     #[serde(rename = "self")]
     pub is_self: bool,
@@ -335,6 +338,7 @@ mod tests {
             user: Some("me".into()),
             role: None,
             fenced: false,
+            parked: false,
             is_self: false,
             pid_namespace: Namespace::Same,
             files: vec![file(Member::Wal, Standing::Retired, 1, true)],

@@ -157,6 +157,7 @@ fn holder(user: &User, own: u32) -> Holder {
         user: None,
         role: None,
         fenced: false,
+        parked: false,
         is_self: user.pid == own,
         pid_namespace: Namespace::Same,
         files: Vec::new(),

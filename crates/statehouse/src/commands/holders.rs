@@ -144,7 +144,7 @@ fn row(h: &Holder) -> Vec<String> {
         h.pid.map_or_else(|| "?".to_owned(), |p| p.to_string()),
         escape_line(h.role.as_deref().unwrap_or("-")),
         escape_line(h.user.as_deref().unwrap_or("?")),
-        members.join(","),
+        if h.parked { "none (parked)".to_owned() } else { members.join(",") },
         locks.to_owned(),
         shorten(&escape_line(&h.command.join(" ")), 100),
     ]

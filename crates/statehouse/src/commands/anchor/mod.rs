@@ -21,7 +21,7 @@ use crate::failure::{Failure, Result, code};
 use crate::home::Place;
 use crate::output::Output;
 use crate::{signals, store};
-use watch::Watch;
+use watch::{LOOK, Watch};
 
 pub(crate) use tell::print_line;
 
@@ -49,6 +49,7 @@ pub(crate) fn run(context: &Context, anchor: &Anchor) -> Result {
 /// Holds the database, waiting for what may be waited for; `None` if it was told to stop before.
 fn begin(context: &Context, anchor: &Anchor, stop: &Stop) -> Result<Option<Watch>> {
     let begun = Instant::now();
+    let mut looked = begun;
     let mut waiting = Waiting::default();
     let mut watch: Option<Watch> = None;
     loop {
@@ -69,6 +70,11 @@ fn begin(context: &Context, anchor: &Anchor, stop: &Stop) -> Result<Option<Watch
                 }
             }
             waiting.remember(&place, &e);
+        }
+        // What is waited for may never come because somebody goes on with other files.
+        if let Some(watch) = watch.as_mut().filter(|_| anchor.wait && looked.elapsed() >= LOOK) {
+            watch.look();
+            looked = Instant::now();
         }
         if stop.wait(RETRY) {
             watch.into_iter().for_each(Watch::end);

@@ -17,7 +17,7 @@ const COMPARE: Duration = Duration::from_millis(100);
 /// How long a lock that is in the way is waited for before anything else is looked at again.
 const SLICE: Duration = Duration::from_millis(200);
 /// How often holders are looked at, if something says that they have changed.
-const LOOK: Duration = Duration::from_secs(1);
+pub(super) const LOOK: Duration = Duration::from_secs(1);
 /// How often they are looked at all the same: where all is well, and where something is wrong or kept.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 const LOOK_AGAIN_ALARMED: Duration = Duration::from_secs(5);
@@ -244,7 +244,7 @@ impl Watch {
     /// Looking at every process takes milliseconds of the processor, and more on a large machine, so it is done where
     /// something says that the answer may be another one. Whatever has changed is looked at twice: the first look may have
     /// come in the middle of it.
-    fn look(&mut self) {
+    pub(super) fn look(&mut self) {
         let signs = match Signs::read(&self.family) {
             Ok(signs) => signs,
             Err(e) => return self.warn("the holders cannot be looked at", &e),
