@@ -72,14 +72,17 @@ fn a_member_of_another_container_is_one_holder_with_its_role() {
 }
 
 #[test]
-fn a_parked_member_holds_nothing() {
+fn a_parked_member_has_nothing_open_and_nobody_takes_the_database_for_unused() {
     let (_d, path) = database();
     let registration =
         members::register(&inspect(&Family::of(&path).unwrap(), Purpose::Own).unwrap(), "gateway").unwrap();
     let open = from_inside(&path);
     assert_eq!(holders(&open).len(), 1, "{open:#}");
     registration.set_parked(true).unwrap();
-    assert_eq!(from_inside(&path)["verdict"], "quiet");
+    let parked = from_inside(&path);
+    assert_eq!((&parked["verdict"], &parked["holders"][0]["parked"]), (&json!("held"), &json!(true)), "{parked:#}");
+    assert_eq!(parked["holders"][0]["files"], json!([]), "{parked:#}");
+    assert_eq!(only(&report(&path)).pid, i32::try_from(std::process::id()).ok());
     registration.set_parked(false).unwrap();
     assert_eq!(from_inside(&path)["verdict"], "held");
     // From here it is seen to have no file.
