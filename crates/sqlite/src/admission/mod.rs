@@ -14,39 +14,31 @@
 
 mod aside;
 pub(crate) mod lock;
+mod look;
 mod members;
+mod pending;
+mod shut;
 
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rusqlite::Connection;
-use rustix::fs::{Mode, OFlags};
 
 use crate::connect;
 use crate::error::{Error, Reason, Result};
-use crate::family::{Family, Identity, Member, Status};
+use crate::family::{Family, Identity, Status};
 use crate::generation::SHARED_BYTES;
-use crate::headers::{self, Headers};
-use crate::holders::{self, Evidence, Holder, Report, Standing, Verdict};
-use crate::members::{self as records, Record};
-use crate::ofd::{self, Kind, PENDING};
-use crate::process::ProcessId;
-use crate::secure::{self, Inspected, Purpose};
-use crate::{destroyed, doubt, putback, recovery};
+use crate::holders::{self, Report};
+use crate::{doubt, putback, recovery};
 
 pub use aside::{Aside, AsideError, Seat};
-use lock::{AdmissionLock, Doing};
+pub use look::{Forecast, forecast, refuse_first};
+use look::{Ours, in_the_way, look_first, refuse_holders};
 pub(crate) use members::Entry;
+use pending::Pending;
+use shut::{ASIDE, Shut};
 
-/// How long anchors are waited for, which look ten times a second, and processes that are about to end.
-const ASIDE: Duration = Duration::from_secs(3);
-/// How long it is looked again in any case, however little patience there is.
-const AT_ONCE: Duration = Duration::from_millis(500);
 /// How often it is looked whether everybody has let go.
 const AGAIN: Duration = Duration::from_millis(5);
-/// How often somebody is told who is still waited for.
-const TELL: Duration = Duration::from_secs(1);
 /// The role under which an anchor registers.
 pub const ANCHOR: &str = "anchor";
 
@@ -74,25 +66,6 @@ pub struct Admission {
     family: Family,
     overridden: Vec<String>,
     alone: bool,
-}
-
-/// What would be answered to somebody who asked for admission now.
-#[derive(Debug)]
-pub struct Forecast {
-    /// Who uses the database.
-    pub report: Report,
-    /// Why it would be refused, without a drain and without force.
-    pub refused: Option<Error>,
-}
-
-/// What an admission would be refused for now. Touches nothing.
-///
-/// # Errors
-/// When the database or the processes cannot be looked at.
-pub fn forecast(family: &Family) -> Result<Forecast> {
-    let report = holders::scan(family)?;
-    let refused = refuse_files(family).err().or_else(|| refuse_holders(family, &report, Ours::Refuse, false).err());
-    Ok(Forecast { report, refused })
 }
 
 impl Admission {
@@ -223,267 +196,8 @@ impl std::fmt::Debug for Admission {
     }
 }
 
-/// Answers what [`Admission::obtain`] would be refused for at its first look, with what is wanted. Touches nothing.
-///
-/// # Errors
-/// As [`Admission::obtain`].
-pub fn refuse_first(family: &Family, wanted: &Wanted<'_>) -> Result<()> {
-    look_first(family, wanted).map(drop)
-}
-
-/// Looks before anything is touched. Somebody else who is admitted is waited for, and no reason to refuse: he is soon done. He
-/// has files of the database open only while the gate is shut, so whoever is seen twice, with the gate open in between, is
-/// somebody else.
-fn look_first(family: &Family, wanted: &Wanted<'_>) -> Result<(Inspected, Vec<String>)> {
-    let ours = if wanted.drain.is_some() { Ours::WillPark } else { Ours::Refuse };
-    let begun = Instant::now();
-    let mut before = Vec::new();
-    loop {
-        if let Some(lock) = AdmissionLock::find(family)?.filter(AdmissionLock::is_shut) {
-            (wanted.tell)(&format!("waiting for {} to end", lock.doing()));
-            lock.wait(wanted.patience.saturating_sub(begun.elapsed()))?;
-        }
-        let inspected = refuse_files(family)?;
-        let report = holders::scan(family)?;
-        let now: Vec<_> = in_the_way(&report, ours).map(|h| (h.pid, h.start_ticks)).collect();
-        match refuse_holders(family, &report, ours, wanted.force) {
-            Err(why)
-                if why.reason() == Some(Reason::Held)
-                    && begun.elapsed() < wanted.patience.max(AT_ONCE)
-                    && !now.iter().any(|holder| before.contains(holder)) =>
-            {
-                before = now;
-            }
-            overridden => return Ok((inspected, overridden?)),
-        }
-    }
-}
-
-/// What is refused for the files' own sake.
-fn refuse_files(family: &Family) -> Result<Inspected> {
-    destroyed::refuse(family)?;
-    let inspected = secure::inspect(family, Purpose::Own)?;
-    let main = inspected.require_main()?.status.identity;
-    if crate::locks::in_use(main.device, main.inode) {
-        let why = "this very process has it open; close that handle first";
-        return Err(Error::refused(Reason::Held, family.main(), why));
-    }
-    match headers::check(&inspected)? {
-        Headers::Database { .. } | Headers::InUse => {}
-        Headers::New => return Err(Error::refused(Reason::NoStore, family.main(), "it holds nothing yet")),
-    }
-    if inspected
-        .get(Member::Journal)
-        .is_some_and(|j| j.status.size > 0 && headers::first_byte(j).is_ok_and(|b| b.unwrap_or(0) != 0))
-    {
-        return Err(Error::refused(Reason::HotJournal, family.path(Member::Journal), ""));
-    }
-    Ok(inspected)
-}
-
-/// What processes of ours mean for an admission.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ours {
-    /// They are in the way, but for anchors, which step aside.
-    Refuse,
-    /// They were not asked yet.
-    WillPark,
-    /// They were asked, and none may be left.
-    MustBeGone,
-}
-
-/// Who uses the database, as far as structural work is concerned. Who can only read what is gone, such as one that keeps it for a
-/// capture, uses nothing that the work touches; nor does one of ours that is cut off. A command line alone proves no use; the
-/// verdict says what it means.
-fn users(report: &Report) -> impl Iterator<Item = &Holder> {
-    let keeps = |h: &Holder| {
-        !h.files.is_empty() && h.files.iter().all(|f| f.generation == Standing::Retired && !f.writable) && !h.naked
-    };
-    let unproved = |h: &Holder| h.evidence == Evidence::Argv;
-    report.holders.iter().filter(move |h| !h.is_self && !h.fenced && !h.parked && !keeps(h) && !unproved(h))
-}
-
-/// Those among them whom the work cannot go on beside.
-fn in_the_way(report: &Report, ours: Ours) -> impl Iterator<Item = &Holder> {
-    users(report).filter(move |h| match (h.role.as_deref(), ours) {
-        (None, _) | (Some(_), Ours::MustBeGone) => true,
-        (Some(ANCHOR), _) => false,
-        (Some(_), Ours::Refuse) => true,
-        (Some(_), Ours::WillPark) => false,
-    })
-}
-
-/// Refuses for what was seen. Gives back what force overrides.
-fn refuse_holders(family: &Family, report: &Report, ours: Ours, force: bool) -> Result<Vec<String>> {
-    // One that is cut off is in nobody's way. But until it has kept what it had, its rows are the main file as it is and the log
-    // that it has, and work on the main file would destroy them.
-    let owes = |h: &Holder| h.fenced && h.files.iter().any(|f| f.generation == Standing::Retired && f.writable);
-    let owing = report.holders.iter().filter(|h| !h.is_self && owes(h)).map(|h| {
-        format!("{}; it has rows that are nowhere else, and keeps them as soon as nothing is in its way", name(h))
-    });
-    let all = |which: fn(&Holder) -> bool| users(report).filter(move |h| which(h)).map(name);
-    let retired: Vec<String> = all(|h| h.ghost).chain(owing).collect();
-    for (reason, wrong) in [(Reason::HeldRetired, retired), (Reason::HeldNaked, all(|h| h.naked).collect())] {
-        if !wrong.is_empty() {
-            return Err(Error::refused(reason, family.main(), wrong.join("; ")));
-        }
-    }
-    let mut overridden: Vec<String> = in_the_way(report, ours).map(name).collect();
-    if !overridden.is_empty() && !force {
-        return Err(Error::refused(Reason::Held, family.main(), overridden.join("; ")));
-    }
-    if report.verdict == Verdict::Unknown {
-        if !force {
-            return Err(Error::refused(Reason::HeldUnknown, family.main(), report.limits.join("; ")));
-        }
-        overridden.extend(report.limits.iter().cloned());
-    }
-    Ok(overridden)
-}
-
-/// A holder as a person would name it, with what stops it.
-fn name(holder: &Holder) -> String {
-    let what = holder.role.clone().or_else(|| holder.command.first().cloned()).unwrap_or_else(|| "?".to_owned());
-    match holder.pid {
-        Some(pid) => format!("PID {pid} ({what}; to stop it: {})", holder.stop),
-        None => format!("a process that is not visible here ({what}; {})", holder.stop),
-    }
-}
-
 fn tell_overridden(wanted: &Wanted<'_>, overridden: &[String]) {
     for what in overridden {
         (wanted.tell)(&format!("going on in spite of {what}"));
-    }
-}
-
-/// A record as a person would name it.
-fn name_record(record: &Record) -> String {
-    let place = if record.is_local() { "" } else { " in another container or on another machine" };
-    format!("PID {} ({}{place})", record.process.pid, record.role)
-}
-
-fn name_records(records: &[Record]) -> String {
-    match records {
-        [] => "a process of ours that has no record".to_owned(),
-        records => records.iter().map(name_record).collect::<Vec<_>>().join("; "),
-    }
-}
-
-/// The lock file with the gate shut. A side directory that holds nothing else goes with it.
-struct Shut {
-    lock: AdmissionLock,
-    directory: PathBuf,
-}
-
-impl Shut {
-    fn make(inspected: &Inspected, wanted: &Wanted<'_>) -> Result<Shut> {
-        let directory = inspected.family().side_directory();
-        let process = ProcessId::own().map_err(|e| Error::io("look at", "/proc/self/stat".as_ref(), e))?;
-        let doing = Doing { what: wanted.what.to_owned(), process };
-        let begun = Instant::now();
-        loop {
-            let shut = Shut { lock: AdmissionLock::make(inspected)?, directory: directory.clone() };
-            shut.lock.shut(&doing, wanted.patience.saturating_sub(begun.elapsed()))?;
-            // Whoever was admitted before may just have taken the file away.
-            if shut.lock.is_named() {
-                return Ok(shut);
-            }
-        }
-    }
-
-    /// Until no process of ours has files of the database open. Gives back who was left, for whom force goes on.
-    fn wait_for_members(&self, family: &Family, wanted: &Wanted<'_>) -> Result<Vec<String>> {
-        let begun = Instant::now();
-        let limit = wanted.drain.unwrap_or(ASIDE);
-        let mut told: Option<Instant> = None;
-        loop {
-            if self.lock.take_all()? {
-                return Ok(Vec::new());
-            }
-            let left: Vec<Record> = records::list(family)?.into_iter().filter(|r| !r.parked && !r.fenced).collect();
-            let others = left.iter().any(|r| r.role != ANCHOR);
-            if begun.elapsed() >= limit || (wanted.drain.is_none() && others) {
-                // One that has just ended or parked has taken its record along and its lock not yet.
-                if left.is_empty() && begun.elapsed() < limit.max(ASIDE) {
-                    std::thread::sleep(AGAIN);
-                    continue;
-                }
-                let names = name_records(&left);
-                if wanted.force {
-                    return Ok(vec![names]);
-                }
-                let detail = match wanted.drain {
-                    Some(drain) => format!("{names}: did not let go of it within {} s", drain.as_secs_f64()),
-                    None => names,
-                };
-                return Err(Error::refused(Reason::Held, family.main(), detail));
-            }
-            if begun.elapsed() >= TELL && told.is_none_or(|t| t.elapsed() >= TELL) {
-                told = Some(Instant::now());
-                (wanted.tell)(&format!("waiting for {} to let go of the database", name_records(&left)));
-            }
-            std::thread::sleep(AGAIN);
-        }
-    }
-}
-
-impl Drop for Shut {
-    fn drop(&mut self) {
-        // Only what is empty but for the lock file goes; members and whatever else was put there meanwhile keep it. So does
-        // another who has the gate.
-        if std::fs::read_dir(&self.directory).is_ok_and(|entries| entries.count() == 1)
-            && self.lock.is_named()
-            && self.lock.has_everything().unwrap_or(false)
-        {
-            self.lock.remove();
-            let _ = std::fs::remove_dir(&self.directory);
-        }
-    }
-}
-
-/// The main file by a description that belongs to no connection, for the pending byte.
-struct Pending {
-    file: OwnedFd,
-    path: PathBuf,
-    process: u32,
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        // As the lock file's (`lock.rs`).
-        if self.process == std::process::id() {
-            let _ = self.release();
-        }
-    }
-}
-
-impl Pending {
-    /// To be called before the connection is opened: nothing opens a file of the family by ordinary means after that.
-    fn open(family: &Family, identity: Identity) -> Result<Pending> {
-        let path = family.main();
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| Error::io("open", &path, e))?;
-        let status = rustix::fs::fstat(&file).map_err(|e| Error::io("look at", &path, e))?;
-        if (status.st_dev, status.st_ino) != (identity.device, identity.inode) {
-            return Err(Error::refused(Reason::Changed, path, "another file took its place"));
-        }
-        Ok(Pending { file, path, process: std::process::id() })
-    }
-
-    fn take(&self, patience: Duration) -> Result<()> {
-        let begun = Instant::now();
-        let io = |e| Error::io("lock", &self.path, e);
-        while !ofd::try_lock(&self.file, Kind::Write, PENDING).map_err(io)? {
-            if begun.elapsed() >= patience {
-                let owner = ofd::conflict(&self.file, Kind::Write, PENDING).map_err(io)?.and_then(|c| c.pid);
-                return Err(Error::Busy { waited: begun.elapsed(), holder: owner.map(|pid| format!("PID {pid}")) });
-            }
-            std::thread::sleep(AGAIN);
-        }
-        Ok(())
-    }
-
-    fn release(&self) -> Result<()> {
-        ofd::unlock(&self.file, PENDING).map_err(|e| Error::io("unlock", &self.path, e))
     }
 }
