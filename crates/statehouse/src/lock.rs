@@ -173,4 +173,23 @@ mod tests {
         check(&home, "gateway").unwrap();
         take(&home, "gateway").unwrap();
     }
+
+    #[test]
+    fn nobody_is_told_to_kill_a_number_of_another_container() {
+        let temp = tempfile::tempdir().unwrap();
+        let home = Home::named(Some(temp.path()), None).unwrap();
+        let _first = take(&home, "gateway").unwrap();
+        for elsewhere in [
+            Record { pid: 1, pid_namespace: Some(1), ..Record::mine() },
+            Record { pid: 1, host: "another".into(), ..Record::mine() },
+        ] {
+            // The lock is on the file, whatever it says.
+            let mut file = files::open_private(&temp.path().join("gateway.lock")).unwrap();
+            file.set_len(0).unwrap();
+            file.write_all(serde_json::to_string(&elsewhere).unwrap().as_bytes()).unwrap();
+            let failure = check(&home, "gateway").unwrap_err();
+            assert!(failure.message.contains("PID 1 of another container or machine"), "{failure:?}");
+            assert!(!failure.hint.contains("kill"), "{failure:?}");
+        }
+    }
 }
