@@ -840,6 +840,28 @@ fn force_never_changes_the_journal_mode_under_a_program_that_uses_the_database()
 }
 
 #[test]
+fn commands_that_only_look_for_a_moment_put_nobody_off() {
+    let directory = TestDir::new();
+    let path = foreign(directory.path(), "wal", 10);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let busy = std::sync::atomic::Ordering::Relaxed;
+    std::thread::scope(|scope| {
+        for look in [&["verify"][..], &["checkpoint"], &["vacuum", "--dry-run"]] {
+            let (path, done) = (&path, &done);
+            scope.spawn(move || {
+                while !done.load(busy) {
+                    on(path, look);
+                }
+            });
+        }
+        let all: Vec<_> = (0..15).map(|_| on(&path, &["vacuum", "--anyway"])).collect();
+        done.store(true, busy);
+        let refused: Vec<_> = all.iter().filter(|f| f.code() != 0).collect();
+        assert!(refused.is_empty(), "{refused:#?}");
+    });
+}
+
+#[test]
 fn one_who_waited_in_vain_beside_a_holder_is_told_how_long_and_for_whom() {
     let directory = TestDir::new();
     let path = foreign(directory.path(), "wal", 10);
@@ -870,6 +892,8 @@ fn a_name_that_leaves_no_room_for_what_is_kept_beside_it_is_told_so() {
         on(&path, look).success();
     }
     let before = Snapshot::of(directory.path(), &[]);
+    let plan = on(&path, &["vacuum", "--anyway", "--dry-run"]).success().json();
+    assert_eq!(plan["refused"]["code"], "refused_name_too_long", "{plan:#}");
     let refused = on(&path, &["vacuum", "--anyway"]);
     assert_eq!((refused.code(), error_code(&refused).as_str()), (4, "refused_name_too_long"), "{refused:#?}");
     assert!(before.differences(&Snapshot::of(directory.path(), &[])).is_empty());

@@ -92,8 +92,14 @@ pub fn run(path: &Path, to: Journal, wanted: &Wanted<'_>, watch: Watch<'_>) -> R
     }
     may(&seen, to)?;
     drop(seen);
-    let admission = Admission::obtain(&family, wanted)?;
     // Force goes on beside what could not be found out, and never changes the mode under somebody who uses it.
+    if wanted.force
+        && let Err(why) = super::refuse_first(&family, &Wanted { force: false, ..*wanted })
+        && why.reason() == Some(Reason::Held)
+    {
+        return Err(why.into());
+    }
+    let admission = Admission::obtain(&family, wanted)?;
     if !admission.is_alone() {
         let beside = admission.overridden().join("; ");
         return Err(DatabaseError::refused(Reason::Held, family.main(), beside).into());

@@ -1,5 +1,6 @@
 //! What is looked at before and after the locks are taken, and what it refuses.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::lock::AdmissionLock;
@@ -8,11 +9,13 @@ use crate::destroyed;
 use crate::error::{Error, Reason, Result};
 use crate::family::{Family, Member};
 use crate::headers::{self, Headers};
-use crate::holders::{self, Evidence, Holder, Report, Standing, Verdict};
+use crate::holders::{self, Evidence, HeldLocks, Holder, Report, Standing, Verdict, Via};
 use crate::secure::{self, Inspected, Purpose};
 
-/// How long it is looked again in any case, however little patience there is.
-const AT_ONCE: Duration = Duration::from_millis(500);
+/// How long somebody uses the database before he is in the way.
+const MOMENT: Duration = Duration::from_millis(400);
+/// The pause between two looks.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// What would be answered to somebody who asked for admission now.
 #[derive(Debug)]
@@ -42,12 +45,12 @@ pub fn refuse_first(family: &Family, wanted: &Wanted<'_>) -> Result<()> {
 }
 
 /// Looks before anything is touched. Somebody else who is admitted is waited for, and no reason to refuse: he is soon done. He
-/// has files of the database open only while the gate is shut, so whoever is seen twice, with the gate open in between, is
-/// somebody else.
+/// has files of the database open only while the gate is shut, so whoever is seen again, with the gate open in between, is
+/// somebody else. One who is gone again within a moment, such as a command that only looks, is in nobody's way either.
 pub(super) fn look_first(family: &Family, wanted: &Wanted<'_>) -> Result<(Inspected, Vec<String>)> {
     let ours = if wanted.drain.is_some() { Ours::WillPark } else { Ours::Refuse };
     let begun = Instant::now();
-    let mut before = Vec::new();
+    let mut seen: HashMap<_, Instant> = HashMap::new();
     loop {
         if let Some(lock) = AdmissionLock::find(family)?.filter(AdmissionLock::is_shut) {
             (wanted.tell)(&format!("waiting for {} to end", lock.doing()));
@@ -55,14 +58,18 @@ pub(super) fn look_first(family: &Family, wanted: &Wanted<'_>) -> Result<(Inspec
         }
         let inspected = refuse_files(family)?;
         let report = holders::scan(family)?;
-        let now: Vec<_> = in_the_way(&report, ours).map(|h| (h.pid, h.start_ticks)).collect();
+        let now = Instant::now();
+        seen = in_the_way(&report, ours)
+            .map(|h| (h.pid, h.start_ticks))
+            .map(|holder| (holder, seen.get(&holder).copied().unwrap_or(now)))
+            .collect();
         match refuse_holders(family, &report, ours, wanted.force) {
             Err(why)
                 if why.reason() == Some(Reason::Held)
-                    && begun.elapsed() < wanted.patience.max(AT_ONCE)
-                    && !now.iter().any(|holder| before.contains(holder)) =>
+                    && begun.elapsed() < wanted.patience.max(MOMENT)
+                    && seen.values().all(|since| now.duration_since(*since) < MOMENT) =>
             {
-                before = now;
+                std::thread::sleep(AGAIN);
             }
             overridden => return Ok((inspected, overridden?)),
         }
@@ -72,6 +79,9 @@ pub(super) fn look_first(family: &Family, wanted: &Wanted<'_>) -> Result<(Inspec
 /// What is refused for the files' own sake.
 fn refuse_files(family: &Family) -> Result<Inspected> {
     destroyed::refuse(family)?;
+    if rustix::fs::lstat(family.side_directory()).is_err_and(|e| e == rustix::io::Errno::NAMETOOLONG) {
+        return Err(Error::refused(Reason::NameTooLong, family.main(), ""));
+    }
     let inspected = secure::inspect(family, Purpose::Own)?;
     let main = inspected.require_main()?.status.identity;
     if crate::locks::in_use(main.device, main.inode) {
@@ -99,7 +109,10 @@ pub(super) enum Ours {
     /// They were not asked yet.
     WillPark,
     /// They were asked, and none may be left.
-    MustBeGone,
+    MustBeGone {
+        /// The pending byte is held: whoever has no lock yet gets none, and knows nothing of the content.
+        kept_out: bool,
+    },
 }
 
 /// Who uses the database, as far as structural work is concerned. Who can only read what is gone, such as one that keeps it for a
@@ -115,8 +128,12 @@ fn users(report: &Report) -> impl Iterator<Item = &Holder> {
 
 /// Those among them whom the work cannot go on beside.
 pub(super) fn in_the_way(report: &Report, ours: Ours) -> impl Iterator<Item = &Holder> {
+    let stands_outside = |h: &Holder| {
+        h.locks == HeldLocks::default() && h.files.iter().all(|f| f.member == Member::Main && f.via == Via::Descriptor)
+    };
     users(report).filter(move |h| match (h.role.as_deref(), ours) {
-        (None, _) | (Some(_), Ours::MustBeGone) => true,
+        (_, Ours::MustBeGone { kept_out: true }) if stands_outside(h) => false,
+        (None, _) | (Some(_), Ours::MustBeGone { .. }) => true,
         (Some(ANCHOR), _) => false,
         (Some(_), Ours::Refuse) => true,
         (Some(_), Ours::WillPark) => false,

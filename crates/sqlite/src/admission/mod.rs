@@ -109,13 +109,14 @@ impl Admission {
             Admission { connection, pending, _lock: lock, family: family_names, overridden: none, alone: false };
         if let Err(why) = admission.keep_strangers_out(wanted.patience) {
             // Whoever came in since the first look is named by the second.
-            refuse_holders(family, &holders::scan(family)?, Ours::MustBeGone, false)?;
+            refuse_holders(family, &holders::scan(family)?, Ours::MustBeGone { kept_out: false }, false)?;
             return Err(why);
         }
         if Status::of(&family.main()).ok().flatten().map(|s| s.identity) != Some(identity) {
             return Err(Error::refused(Reason::Changed, family.main(), "another file took its place"));
         }
-        let ours = if wanted.force { Ours::Refuse } else { Ours::MustBeGone };
+        let gone = Ours::MustBeGone { kept_out: admission.is_wal()? };
+        let ours = if wanted.force { Ours::Refuse } else { gone };
         let report = holders::scan(family)?;
         for seen in refuse_holders(family, &report, ours, wanted.force)? {
             if !overridden.contains(&seen) {
@@ -124,7 +125,7 @@ impl Admission {
             }
         }
         admission.refuse_hidden(identity, &report)?;
-        let alone = in_the_way(&report, Ours::Refuse).next().is_none();
+        let alone = in_the_way(&report, gone).next().is_none();
         Ok(Admission { overridden, alone, ..admission })
     }
 

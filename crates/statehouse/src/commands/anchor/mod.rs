@@ -65,6 +65,8 @@ fn begin(context: &Context, anchor: &Anchor, stop: &Stop) -> Result<Option<Watch
                 Some(what) => waiting.tell(context.output, &place.database, what),
                 None if busy => {}
                 None => {
+                    // It may be so because somebody goes on with other files, and that says more.
+                    watch.iter_mut().for_each(Watch::look);
                     watch.into_iter().for_each(Watch::end);
                     return Err(refused(e));
                 }
