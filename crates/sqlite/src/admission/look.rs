@@ -36,10 +36,10 @@ pub fn forecast(family: &Family) -> Result<Forecast> {
     Ok(Forecast { report, refused })
 }
 
-/// Answers what [`Admission::obtain`] would be refused for at its first look, with what is wanted. Touches nothing.
+/// Answers what [`Admission::obtain`](super::Admission::obtain) would be refused for at its first look, with what is wanted. Touches nothing.
 ///
 /// # Errors
-/// As [`Admission::obtain`].
+/// As [`Admission::obtain`](super::Admission::obtain).
 pub fn refuse_first(family: &Family, wanted: &Wanted<'_>) -> Result<()> {
     look_first(family, wanted).map(drop)
 }
