@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -138,17 +138,19 @@ pub(crate) fn batter(database: &Database, rest: &str) -> Answer {
     let wanted = drops.parse::<u64>().map_err(|_| "not a number")?;
     let limit = Duration::from_secs(seconds.parse().map_err(|_| "not a number")?);
     let stop = AtomicBool::new(false);
+    // What was in the table before is acknowledged as well.
+    let known = AtomicI64::new(database.read(count).map_err(|e| e.to_string())?);
     let mut tally = HashMap::new();
     let (acknowledged, stale) = std::thread::scope(|scope| {
         let writers: Vec<_> = (0..2)
             .map(|n| {
                 scope.spawn({
-                    let stop = &stop;
-                    move || write_until(database, n, stop)
+                    let (stop, known) = (&stop, &known);
+                    move || write_until(database, n, stop, known)
                 })
             })
             .collect();
-        let readers: Vec<_> = (0..2).map(|_| scope.spawn(|| read_until(database, &stop))).collect();
+        let readers: Vec<_> = (0..2).map(|_| scope.spawn(|| read_until(database, &stop, &known))).collect();
         let begun = Instant::now();
         let mut dropped = 0;
         while dropped < wanted && begun.elapsed() < limit {
@@ -184,7 +186,7 @@ fn drop_something(random: u64, path: &str) -> &'static str {
     }
 }
 
-fn write_until(database: &Database, writer: u32, stop: &AtomicBool) -> Vec<String> {
+fn write_until(database: &Database, writer: u32, stop: &AtomicBool, known: &AtomicI64) -> Vec<String> {
     let mut acknowledged = Vec::new();
     for n in 0.. {
         if stop.load(Ordering::Relaxed) {
@@ -192,28 +194,30 @@ fn write_until(database: &Database, writer: u32, stop: &AtomicBool) -> Vec<Strin
         }
         let key = format!("{}-{writer}-{n:06}", std::process::id());
         match put(database, key.clone()) {
-            Ok(_) => acknowledged.push(key),
+            Ok(_) => {
+                known.fetch_add(1, Ordering::SeqCst);
+                acknowledged.push(key);
+            }
             Err(e) => eprintln!("put: {} {e}", e.code()),
         }
     }
     acknowledged
 }
 
-/// How often a read saw fewer rows than one before it.
-fn read_until(database: &Database, stop: &AtomicBool) -> u64 {
-    let (mut most, mut stale) = (0, 0);
+/// How often a read saw fewer rows than were acknowledged before it began. A row that is there before it is acknowledged may go
+/// and come again: then its write is made once more.
+fn read_until(database: &Database, stop: &AtomicBool, known: &AtomicI64) -> u64 {
+    let mut stale = 0;
     while !stop.load(Ordering::Relaxed) {
-        let read = database.read(|c| {
-            let count: rusqlite::Result<i64> = c.query_row("SELECT count(*) FROM k", [], |r| r.get(0));
-            Ok(count?)
-        });
-        match read {
-            Ok(count) => {
-                stale += u64::from(count < most);
-                most = most.max(count);
-            }
+        let acknowledged = known.load(Ordering::SeqCst);
+        match database.read(count) {
+            Ok(rows) => stale += u64::from(rows < acknowledged),
             Err(e) => eprintln!("read: {} {e}", e.code()),
         }
     }
     stale
+}
+
+fn count(connection: &rusqlite::Connection) -> statehouse_sqlite::Result<i64> {
+    Ok(connection.query_row("SELECT count(*) FROM k", [], |r| r.get(0))?)
 }
