@@ -7,6 +7,7 @@
 mod attach;
 pub mod check;
 pub mod maintenance;
+pub mod progress;
 pub mod status;
 pub mod verify;
 

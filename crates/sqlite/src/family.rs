@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Reason, Result};
 
@@ -18,7 +18,7 @@ use crate::error::{Error, Reason, Result};
 mod system;
 
 /// One file of a family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Member {
     /// The database file itself.
@@ -60,7 +60,7 @@ impl fmt::Display for Member {
 /// What makes a file that file: device, inode and, where the file system tells it, the time of birth.
 ///
 /// ext4 hands an inode number out again at once, so the number alone would take a new file for the old one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Identity {
     /// Device number as `makedev` composes it; on Windows the serial number of the volume.
     pub device: u64,
@@ -216,7 +216,7 @@ impl Family {
 }
 
 /// The identities of main file, log and index that are in use together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Generation {
     /// The main file.
     pub main: Option<Identity>,

@@ -45,6 +45,20 @@ pub enum Kind {
     LocksHealed,
     /// Locks were gone, and what had happened meanwhile could not be ruled out.
     LocksLost,
+    /// Files that a process uses were removed, and what it wrote into them was captured.
+    RetiredGeneration,
+    /// Another file took the place of the main file.
+    ReplacedFile,
+    /// A file was truncated or overwritten in place.
+    Destroyed,
+    /// A process of ours refused to open the database.
+    RefusedOpen,
+    /// Rows that only a capture had were brought back.
+    Merged,
+    /// Another content was put in the place of the database because somebody asked for it.
+    Restored,
+    /// Something was repaired.
+    Repaired,
 }
 
 /// How it ended.
@@ -55,6 +69,35 @@ pub enum Outcome {
     Healed,
     /// It cut itself off, captured what it had, and opened the database anew.
     Fenced,
+    /// What was at risk was captured or put back; nothing is left to do but to know it.
+    Kept,
+    /// A person must do something.
+    Waits,
+}
+
+/// What somebody reports who is not the writer's own thread.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// What happened.
+    pub kind: Kind,
+    /// The role of the process that reports it.
+    pub role: String,
+    /// What happened to what, as a fragment.
+    pub what: String,
+    /// Why, as far as it is known.
+    pub cause: String,
+    /// What shows it: identities, sizes, paths of copies.
+    pub evidence: Vec<String>,
+    /// What was done about it.
+    pub done: String,
+    /// What is lost, to the row where that is known; `None` if nothing is.
+    pub lost: Option<String>,
+    /// What to type next; empty if nothing needs to be done.
+    pub next: String,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// True if it stays open until somebody has looked at it.
+    pub open: bool,
 }
 
 /// One incident.
@@ -80,6 +123,21 @@ pub struct Incident {
     pub last_at: u64,
     /// When it was closed; `None` while it is open.
     pub closed_at: Option<u64>,
+    /// Why, as far as it is known.
+    #[serde(default)]
+    pub cause: String,
+    /// What shows it.
+    #[serde(default)]
+    pub evidence: Vec<String>,
+    /// What was done about it.
+    #[serde(default)]
+    pub done: String,
+    /// What is lost; `None` if nothing is.
+    #[serde(default)]
+    pub lost: Option<String>,
+    /// What to type next.
+    #[serde(default)]
+    pub next: String,
 }
 
 impl Incident {
@@ -147,18 +205,69 @@ pub(crate) fn record(family: &Family, role: &str, what: String, outcome: Outcome
     let at = now_us();
     let (kind, closed_at) = match outcome {
         Outcome::Healed => (Kind::LocksHealed, Some(at)),
-        Outcome::Fenced => (Kind::LocksLost, None),
+        Outcome::Fenced | Outcome::Kept | Outcome::Waits => (Kind::LocksLost, None),
     };
     // As in the record of a member: a role is a word of our own.
     let role = role.chars().filter(|c| !c.is_control()).take(100).collect();
     let id = format!("{at:016}-{pid}");
-    let new = Incident { id, at, kind, role, pid, what, outcome, count: 1, last_at: at, closed_at };
+    let (cause, done, next) = Default::default();
+    let (evidence, lost) = (Vec::new(), None);
+    let (count, last_at) = (1, at);
+    let new = Incident {
+        id,
+        at,
+        kind,
+        role,
+        pid,
+        what,
+        outcome,
+        count,
+        last_at,
+        closed_at,
+        cause,
+        evidence,
+        done,
+        lost,
+        next,
+    };
     let again = list(family).unwrap_or_default().into_iter().rev().find(|i| i.is_again(&new));
     let incident = match again {
         Some(before) => Incident { count: before.count.saturating_add(1), last_at: at, closed_at, ..before },
         None => new,
     };
     write(family, &incident)
+}
+
+/// Records what somebody else than the writer's thread has found or done. Returns its id.
+///
+/// # Errors
+/// [`Error::Io`], or a refusal of the side directory.
+pub fn report(family: &Family, report: Report) -> Result<String> {
+    let (pid, at) = (std::process::id(), now_us());
+    let Report { kind, role, what, cause, evidence, done, lost, next, outcome, open } = report;
+    let role = role.chars().filter(|c| !c.is_control()).take(100).collect();
+    let id = format!("{at:016}-{pid}");
+    let closed_at = (!open).then_some(at);
+    let (count, last_at) = (1, at);
+    let new = Incident {
+        id,
+        at,
+        kind,
+        role,
+        pid,
+        what,
+        outcome,
+        count,
+        last_at,
+        closed_at,
+        cause,
+        evidence,
+        done,
+        lost,
+        next,
+    };
+    write(family, &new)?;
+    Ok(new.id)
 }
 
 /// Closes what this process left open, for it has the database open again.

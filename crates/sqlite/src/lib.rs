@@ -29,6 +29,8 @@ pub mod backlog;
 #[cfg(target_os = "linux")]
 mod busy;
 #[cfg(target_os = "linux")]
+pub mod capture;
+#[cfg(target_os = "linux")]
 mod captures;
 #[cfg(target_os = "linux")]
 mod connect;

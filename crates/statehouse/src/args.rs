@@ -93,6 +93,19 @@ pub(crate) enum Command {
     Optimize(Optimize),
     /// Change between a write-ahead log and a rollback journal; never under a program that uses the database
     JournalMode(JournalMode),
+    /// Copy a database while it is used, and prove that the copy is good
+    Snapshot(Snapshot),
+    /// The snapshots that are kept of a database
+    Snapshots(Target),
+    /// Put a snapshot, or another good file, in the place of a database
+    Restore(Restore),
+    /// What processes wrote into deleted or replaced files: capture it, compare it, bring it back
+    Retired {
+        #[command(subcommand)]
+        command: Retired,
+    },
+    /// What happened to a database, until somebody has looked at it
+    Incidents(Incidents),
     /// What the services' own readiness checks run in a process apart
     #[command(hide = true)]
     Probe {
@@ -366,6 +379,115 @@ pub(crate) enum JournalModeName {
     Wal,
     /// A rollback journal that is deleted after each transaction
     Delete,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Snapshot {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Compress it; it must be unpacked before another program can read it
+    #[arg(long)]
+    pub(crate) zstd: bool,
+    /// Why, as the list shows it
+    #[arg(long, value_name = "WORD", default_value = "asked")]
+    pub(crate) reason: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Restore {
+    /// The id of a snapshot or of a capture, or a database file
+    #[arg(value_name = "ID|FILE")]
+    pub(crate) source: OsString,
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Write it to this new file, and touch nothing else
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["drain", "force"])]
+    pub(crate) to: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) structural: Structural,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Retired {
+    /// Copy what a process has in deleted or replaced files, before it ends and takes it along
+    Capture(RetiredCapture),
+    /// The captures that lie beside a database
+    List(Target),
+    /// Compare a capture with the database, row by row
+    Show(RetiredShow),
+    /// Bring back the rows that only a capture has
+    Merge(RetiredMerge),
+}
+
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("whose").required(true)))]
+pub(crate) struct RetiredCapture {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// The process
+    #[arg(long, value_name = "N", group = "whose")]
+    pub(crate) pid: Option<u32>,
+    /// Every process that has such files
+    #[arg(long, group = "whose")]
+    pub(crate) all: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RetiredShow {
+    /// The id of the capture
+    pub(crate) id: String,
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Also each row, with its key
+    #[arg(long)]
+    pub(crate) rows: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RetiredMerge {
+    /// The id of the capture
+    pub(crate) id: String,
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Only say what would be brought back
+    #[arg(long, conflicts_with = "into")]
+    pub(crate) dry_run: bool,
+    /// Write the database with these rows to a new file, and leave the database as it is
+    #[arg(long, value_name = "FILE")]
+    pub(crate) into: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+pub(crate) struct Incidents {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Also those that are closed
+    #[arg(long)]
+    pub(crate) all: bool,
+    #[command(subcommand)]
+    pub(crate) command: Option<IncidentsCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum IncidentsCommand {
+    /// Everything that is known about one
+    Show {
+        /// Its id
+        id: String,
+        #[command(flatten)]
+        target: Target,
+        /// As a report that can be sent to somebody
+        #[arg(long)]
+        markdown: bool,
+    },
+    /// Close one, because somebody has looked at it
+    Close {
+        /// Its id
+        id: String,
+        #[command(flatten)]
+        target: Target,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,14 +1,9 @@
 //! `statehouse checkpoint | vacuum | optimize | journal-mode [PATH]`: what is done to a whole database, admitted first.
 
 use std::cell::RefCell;
-use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use statehouse_ops::maintenance::checkpoint::{self, Checkpointed, Mode};
 use statehouse_ops::maintenance::journal_mode::{self, Changed};
@@ -20,6 +15,7 @@ use statehouse_sqlite::headers::Journal;
 use statehouse_sqlite::holders::{Holder, scan};
 
 use super::Context;
+use super::progress::{Bar, Following};
 use crate::args::{Checkpoint, JournalMode, JournalModeName, Optimize, Structural, Vacuum};
 use crate::exit;
 use crate::failure::{Failure, Result};
@@ -180,38 +176,24 @@ impl<'a> Work<'a> {
     }
 }
 
-/// What a person sees on a terminal while it is done, and nobody in a pipe.
+/// Tells the steps of maintenance, and follows a rewrite by what was written to its files.
 struct Shown {
-    bar: ProgressBar,
+    bar: Bar,
     family: Family,
     following: RefCell<Option<Following>>,
 }
 
-/// A thread that follows how much was written.
-struct Following {
-    end: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
-}
-
 impl Shown {
     fn new(family: Family) -> Shown {
-        let target =
-            if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let bar = ProgressBar::with_draw_target(None, target);
-        Shown { bar, family, following: RefCell::default() }
+        Shown { bar: Bar::new(), family, following: RefCell::default() }
     }
 
     fn say(&self, text: &str) {
-        self.bar.suspend(|| {
-            let _ = writeln!(std::io::stderr(), "statehouse: {}", escape_line(text));
-        });
+        self.bar.say(text);
     }
 
     fn step(&self, step: Step) {
-        self.unfollow();
-        if self.bar.is_hidden() {
-            return;
-        }
+        self.following.borrow_mut().take();
         let (text, length) = match step {
             Step::Copying => ("copying the log", None),
             Step::Checking => ("checking the structure", None),
@@ -219,53 +201,16 @@ impl Shown {
             Step::Merging => ("merging a search index", None),
             Step::Rewriting { bytes } => ("rewriting", Some(bytes)),
         };
-        let template = match length {
-            Some(_) => "{msg} {bar:30} {bytes} of {total_bytes}, {elapsed}",
-            None => "{spinner} {msg}, {elapsed}",
-        };
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            self.bar.set_style(style);
-        }
-        self.bar.set_message(text);
-        self.bar.enable_steady_tick(Duration::from_millis(200));
-        if let Some(length) = length {
-            self.bar.set_length(length);
-            self.follow();
-        }
-    }
-
-    fn follow(&self) {
-        let (bar, family, end) = (self.bar.clone(), self.family.clone(), Arc::new(AtomicBool::new(false)));
-        let told = end.clone();
-        let follow = move || {
-            while !told.load(Ordering::Relaxed) {
-                bar.set_position(vacuum::written(&family));
-                std::thread::park_timeout(Duration::from_millis(200));
-            }
-        };
-        // Without the thread the bar stands still, and the work goes on.
-        if let Ok(thread) = std::thread::Builder::new().name("progress".to_owned()).spawn(follow) {
-            *self.following.borrow_mut() = Some(Following { end, thread });
-        }
-    }
-
-    fn unfollow(&self) {
-        if let Some(following) = self.following.borrow_mut().take() {
-            following.end.store(true, Ordering::Relaxed);
-            following.thread.thread().unpark();
-            let _ = following.thread.join();
+        self.bar.begins(text, length);
+        if length.is_some() {
+            let family = self.family.clone();
+            *self.following.borrow_mut() = self.bar.follow(move || vacuum::written(&family));
         }
     }
 
     fn clear(&self) {
-        self.unfollow();
-        self.bar.finish_and_clear();
-    }
-}
-
-impl Drop for Shown {
-    fn drop(&mut self) {
-        self.clear();
+        self.following.borrow_mut().take();
+        self.bar.clear();
     }
 }
 

@@ -5,11 +5,16 @@ mod dashboard;
 mod gateway;
 mod holders;
 mod import;
+mod incidents;
 mod maintain;
 pub(crate) mod probe;
+mod progress;
+mod restore;
+mod retired;
 mod scheduler;
 mod service;
 mod sessions;
+mod snapshot;
 mod status;
 mod unit;
 mod up;
@@ -49,6 +54,11 @@ pub(crate) fn run(cli: Cli, output: Output) -> Result {
         Command::Vacuum(vacuum) => maintain::vacuum(&context, &vacuum),
         Command::Optimize(optimize) => maintain::optimize(&context, &optimize),
         Command::JournalMode(mode) => maintain::journal_mode(&context, &mode),
+        Command::Snapshot(snapshot) => snapshot::take(&context, &snapshot),
+        Command::Snapshots(target) => snapshot::list(&context, &target),
+        Command::Restore(restore) => restore::run(&context, &restore),
+        Command::Retired { command } => retired::run(&context, &command),
+        Command::Incidents(incidents) => incidents::run(&context, &incidents),
         Command::Probe { command } => probe::run(&context, &command),
     }
 }
