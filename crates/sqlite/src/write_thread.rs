@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::family::Member;
 use crate::flush::Committer;
 use crate::generation::Record;
+use crate::incidents::Story;
 use crate::keeper;
 use crate::members::{self, Registration};
 use crate::opening::{self, Opened};
@@ -45,10 +46,12 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
     let mut held = Held::new(shared, opened);
     while shared.queue.next() {
         let goes_on = if shared.gate.fenced() {
-            if heal::goes_on(&shared.gate, &shared.options) {
-                continue;
-            }
+            let recorded = match heal::goes_on(&shared.gate, &shared.options) {
+                heal::Verdict::GoesOn => continue,
+                heal::Verdict::CutOff { recorded } => recorded,
+            };
             if let Some(why) = shared.gate.cause() {
+                held.story = Some(begin(shared, &held, &why, recorded));
                 shared.options.tell(&Event::Fenced { cause: why.to_string() });
             }
             held.fenced_since = Instant::now();
@@ -80,14 +83,27 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
     shared.queue.abandon();
 }
 
+/// What is to be told of being cut off, beside the database.
+fn begin(shared: &Shared, held: &Held, why: &Error, recorded: Option<String>) -> Story {
+    Story::begin(&shared.family, &shared.options.role, held.record.generation(), why, recorded)
+}
+
 /// Before the last descriptor is closed: what was acknowledged may be in files that somebody has removed a moment ago, and
 /// this process the last that can read them. Once they are captured and the main file is in its place, the next opener
 /// takes over the rest.
 fn rescue(shared: &Shared, held: &mut Held) {
     let begun = Instant::now();
     while !held.is_safe(shared) && (shared.gate.fenced() || shared.gate.check().is_err()) {
-        let Err(why) = recover(shared, held) else { return };
+        if held.story.is_none()
+            && let Some(why) = shared.gate.cause()
+        {
+            held.story = Some(begin(shared, held, &why, None));
+        }
+        let Err(why) = recover(shared, held) else { return told(shared, held) };
         if held.is_safe(shared) {
+            if let Some(story) = held.story.take() {
+                let _ = story.kept(&shared.family);
+            }
             return;
         }
         if begun.elapsed() >= shared.options.patience.min(RESCUE) {
@@ -109,7 +125,9 @@ fn last_resort(shared: &Shared, held: &mut Held, why: Error) {
     let kept = side::make_again(family).and_then(|_| recovery::exclusive(family, LAST_WAIT)).and_then(|_lock| {
         retired::make_room(family, capture).or_else(|_| retired::keep_log(family, generation, &lost))
     });
+    let story = held.story.take();
     if kept.is_ok() {
+        drop(story.map(|story| story.kept(family)));
         return;
     }
     *shared.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.again());
@@ -119,13 +137,22 @@ fn last_resort(shared: &Shared, held: &mut Held, why: Error) {
             Ok(place) => format!("{why}; a copy of the log is left in {}", place.display()),
             Err(_) => why.to_string(),
         };
+        let what = format!("up to {transactions} transactions of a log that has no name any more: {cause}");
+        drop(story.map(|story| story.lost(family, what)));
         shared.options.tell(&Event::Lost { cause, transactions });
+    }
+}
+
+/// The handle goes on, and its part of the incident is told to its end.
+fn told(shared: &Shared, held: &mut Held) {
+    if let Some(story) = held.story.take() {
+        let _ = story.back(&shared.family);
     }
 }
 
 /// Tries until the handle goes on; false when it is to be closed before that.
 fn reopen(shared: &Shared, held: &mut Held) -> bool {
-    let mut told = None;
+    let mut told_of = None;
     loop {
         let recovered = recover(shared, held);
         if recovered.is_err() {
@@ -135,9 +162,11 @@ fn reopen(shared: &Shared, held: &mut Held) -> bool {
         }
         match recovered {
             Ok(()) => {
-                let _ = incidents::close_own(&shared.family);
                 shared.options.tell(&Event::Reopened);
                 shared.queue.rouse();
+                // Nobody waits for that any more.
+                told(shared, held);
+                let _ = incidents::close_own(&shared.family, &shared.options.role);
                 return true;
             }
             Err(_) if shared.queue.stopping() => return false,
@@ -147,9 +176,13 @@ fn reopen(shared: &Shared, held: &mut Held) -> bool {
                 }
                 // The same obstacle is told once, not four times a second.
                 let cause = e.to_string();
-                if told.as_ref() != Some(&cause) {
+                if told_of.as_ref() != Some(&cause) {
+                    if let Some(story) = &mut held.story {
+                        story.tell(format!("cannot open the database again yet: {cause}"));
+                        let _ = story.write(&shared.family);
+                    }
                     shared.options.tell(&Event::NotReopened { cause: cause.clone() });
-                    told = Some(cause);
+                    told_of = Some(cause);
                 }
                 shared.queue.pause(RETRY);
             }
@@ -198,6 +231,8 @@ pub(crate) struct Held {
     marked: bool,
     /// Everything is closed for the sake of structural work.
     parked: bool,
+    /// What is told beside the database of being cut off, until the handle goes on.
+    story: Option<Story>,
     member: Registration,
 }
 
@@ -219,6 +254,7 @@ impl Held {
             kept: None,
             marked: false,
             parked: false,
+            story: None,
             member,
         }
     }
@@ -300,6 +336,11 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         retired::capture(family, held.record.generation(), &lost, connection)?;
         held.kept = retired::keep(family, held.record.generation())?;
         held.captured = true;
+        if let Some(story) = &mut held.story {
+            // Under the lock, so that of several processes one tells after the other.
+            story.captured(family);
+            let _ = story.write(family);
+        }
     }
     if let Some(kept) = held.kept.as_ref().filter(|_| lost.contains(&Member::Main)) {
         // The main file may have been removed after the log, and the capture too; else this does nothing.
@@ -308,7 +349,11 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     close_readers(shared)?;
     held.unflushed |= held.connection.take().is_some_and(|c| c.owes());
     putback::move_aside(family, held.record.generation(), &lost)?;
+    let missing = captures::main_is_missing(family)?;
     if putback::main_file(family, considerate)? {
+        if let Some(story) = held.story.as_mut().filter(|_| missing) {
+            story.did("put the main file back at its path, from what was captured");
+        }
         if lost.contains(&Member::Wal) {
             putback::move_headless_log(family)?;
         }
@@ -350,7 +395,8 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         doubt::settle(family, &opened.connection)?;
     }
     let record = opened.record.clone();
-    *held = Held::new(shared, opened);
+    let story = held.story.take();
+    *held = Held { story, ..Held::new(shared, opened) };
     shared.readers.admit();
     shared.gate.reopen(record);
     Ok(())
