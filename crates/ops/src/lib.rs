@@ -6,6 +6,7 @@
 
 mod attach;
 pub mod check;
+pub mod incidents;
 pub mod maintenance;
 pub mod progress;
 pub mod status;
