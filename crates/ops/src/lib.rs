@@ -5,6 +5,7 @@
 //! can be said from outside is said, and the rest is skipped with the reason.
 
 mod attach;
+pub mod canary;
 pub mod check;
 pub mod incidents;
 pub mod maintenance;

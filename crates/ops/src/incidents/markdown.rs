@@ -63,7 +63,8 @@ fn head(i: &IncidentDocument, database: &str) -> String {
         (None, true) => "open; a person must do something".to_owned(),
         (None, false) => "open; it closes by itself when every process is back".to_owned(),
     };
-    let times = if i.count > 1 { format!(" ({} times, the last time at {})", i.count, i.last_at) } else { String::new() };
+    let times =
+        if i.count > 1 { format!(" ({} times, the last time at {})", i.count, i.last_at) } else { String::new() };
     format!(
         "{}\n\n* Incident: `{}` (`{}`)\n* Database: {}\n* Began: {}{times}\n* State: {state}\n",
         sentence(&i.what),
@@ -140,8 +141,13 @@ fn actions(i: &IncidentDocument, path: &str) -> String {
         out.push_str(&format!("* {}\n", sentence(&i.next)));
     }
     out.push_str(&format!("* Prove that the database is healthy: `statehouse verify{path}`\n"));
-    if matches!(i.kind, "retired_generation" | "replaced_file" | "locks_lost" | "locks_healed" | "destroyed" | "doubtful") {
-        out.push_str("* Find what removes, replaces or closes files there: look at what ran at the time of the first entry.\n");
+    if matches!(
+        i.kind,
+        "retired_generation" | "replaced_file" | "locks_lost" | "locks_healed" | "destroyed" | "doubtful"
+    ) {
+        out.push_str(
+            "* Find what removes, replaces or closes files there: look at what ran at the time of the first entry.\n",
+        );
     }
     if i.open {
         out.push_str(&format!("* When that is done: `statehouse incidents close {}{path}`\n", i.id));

@@ -143,7 +143,8 @@ pub fn refused(directory: &Path, role: &str, code: &str, what: &str, next: &str)
         outcome: Outcome::Waits,
         open: true,
     };
-    add(&Shelf::In(directory.to_owned()), &format!("refused {role} {code}"), report, "did not open the database").map(drop)
+    add(&Shelf::In(directory.to_owned()), &format!("refused {role} {code}"), report, "did not open the database")
+        .map(drop)
 }
 
 /// Closes what [`refused`] has recorded for this role, for the database is open now.
@@ -185,7 +186,11 @@ pub(crate) fn close_own(family: &Family, role: &str) -> Result<()> {
     let pid = std::process::id();
     let closed = Shelf::Beside(family.clone()).change_all(|mut incident| {
         // One that has processes which were cut off is closed by the last of these.
-        if incident.pid != pid || incident.kind != Kind::LocksLost || !incident.is_open() || !incident.affected.is_empty() {
+        if incident.pid != pid
+            || incident.kind != Kind::LocksLost
+            || !incident.is_open()
+            || !incident.affected.is_empty()
+        {
             return None;
         }
         incident.tell(vec![entry(role, "opened the database again")]);
@@ -200,9 +205,15 @@ pub(crate) fn close_own(family: &Family, role: &str) -> Result<()> {
 pub(crate) fn merged(family: &Family, role: &str, generation: &Generation, rows: u64) -> Result<()> {
     let about = about_generation(generation);
     let (line, done) = if rows == 0 {
-        ("found every row that was captured in the database", "every captured row was in the database already".to_owned())
+        (
+            "found every row that was captured in the database",
+            "every captured row was in the database already".to_owned(),
+        )
     } else {
-        ("brought back what only the captured files had", format!("{rows} rows that only the captured files had were brought back"))
+        (
+            "brought back what only the captured files had",
+            format!("{rows} rows that only the captured files had were brought back"),
+        )
     };
     let line = entry(role, format!("{line} ({rows} rows)"));
     Shelf::Beside(family.clone())
@@ -210,8 +221,12 @@ pub(crate) fn merged(family: &Family, role: &str, generation: &Generation, rows:
             Some(mut incident) => {
                 incident.tell(vec![line]);
                 incident.done = if incident.done.is_empty() { done } else { format!("{}; {done}", incident.done) };
-                if incident.is_open() && !incident.affected.iter().any(Affected::is_waited_for) && incident.lost.is_none() {
-                    (incident.outcome, incident.closed_at, incident.next) = (Outcome::Kept, Some(now_us()), String::new());
+                if incident.is_open()
+                    && !incident.affected.iter().any(Affected::is_waited_for)
+                    && incident.lost.is_none()
+                {
+                    (incident.outcome, incident.closed_at, incident.next) =
+                        (Outcome::Kept, Some(now_us()), String::new());
                 }
                 Some(incident)
             }

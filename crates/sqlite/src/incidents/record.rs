@@ -270,9 +270,7 @@ impl Incident {
         self.outcome = new.outcome;
         // What was lost before is not less lost because it happened again.
         self.lost = new.lost.or(self.lost);
-        for (mine, new) in
-            [(&mut self.cause, new.cause), (&mut self.done, new.done), (&mut self.next, new.next)]
-        {
+        for (mine, new) in [(&mut self.cause, new.cause), (&mut self.done, new.done), (&mut self.next, new.next)] {
             if !new.is_empty() {
                 *mine = new;
             }
@@ -294,7 +292,11 @@ impl Incident {
 
     /// Adds entries to the timeline, and leaves out from its middle what is too much.
     pub(super) fn tell(&mut self, entries: Vec<Entry>) {
-        self.timeline.extend(entries.into_iter().map(|e| Entry { role: word(&e.role), sentence: clip(&e.sentence), ..e }));
+        self.timeline.extend(entries.into_iter().map(|e| Entry {
+            role: word(&e.role),
+            sentence: clip(&e.sentence),
+            ..e
+        }));
         self.timeline.sort_by_key(|e| e.at);
         let much = self.timeline.len().saturating_sub(FIRST_ENTRIES + LAST_ENTRIES);
         if much > 0 {

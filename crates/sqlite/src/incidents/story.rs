@@ -38,7 +38,13 @@ pub struct Story {
 
 impl Story {
     /// Begins when a handle was cut off from `generation`. `recorded` names an incident that this process has told of already.
-    pub(crate) fn begin(family: &Family, role: &str, generation: Generation, why: &Error, recorded: Option<String>) -> Story {
+    pub(crate) fn begin(
+        family: &Family,
+        role: &str,
+        generation: Generation,
+        why: &Error,
+        recorded: Option<String>,
+    ) -> Story {
         let subject = Subject::of(family, &generation, why);
         let kind = if recorded.is_some() { Kind::LocksLost } else { subject.kind };
         let about = recorded.unwrap_or(subject.about);
@@ -92,18 +98,26 @@ impl Story {
     /// Adds what the capture of this generation says of itself.
     pub(crate) fn captured(&mut self, family: &Family) {
         let captures = capture::list(family).unwrap_or_default();
-        let same = |c: &&capture::Capture| about_generation(&c.manifest.generation) == about_generation(&self.generation);
+        let same =
+            |c: &&capture::Capture| about_generation(&c.manifest.generation) == about_generation(&self.generation);
         match captures.iter().rev().find(same) {
             Some(found) => {
                 let (n, frames) = (found.manifest.transactions, found.manifest.frames);
-                let by = if found.manifest.pid == std::process::id() { "captured" } else { "found captured" };
                 self.evidence.push(format!(
                     "capture {}: {n} transactions in {frames} frames of the log, by PID {}",
                     found.id, found.manifest.pid
                 ));
-                self.did(format!("{by} what the old files held: {n} transactions, in retired/{}", found.id));
+                let what = format!("what the old files held: {n} transactions, in retired/{}", found.id);
+                if found.manifest.pid == std::process::id() {
+                    self.did(format!("captured {what}"));
+                } else {
+                    self.tell(format!("found captured {what}"));
+                }
             }
-            None => self.tell("had nothing to capture: the main file has all that the old log held, or the log is in its place".to_owned()),
+            None => self.tell(
+                "had nothing to capture: the main file has all that the old log held, or the log is in its place"
+                    .to_owned(),
+            ),
         }
     }
 
@@ -257,7 +271,8 @@ impl Subject {
                 }
             }
             Error::Destroyed(d) => {
-                let whole = d.member == Member::Shm || d.frames.zip(d.copied).is_some_and(|(f, c)| d.member == Member::Wal && f == c);
+                let whole = d.member == Member::Shm
+                    || d.frames.zip(d.copied).is_some_and(|(f, c)| d.member == Member::Wal && f == c);
                 let waits = d.member != Member::Shm;
                 let mut subject = plain(
                     Kind::Destroyed,
@@ -267,7 +282,8 @@ impl Subject {
                 subject.lost = (!whole).then(|| d.loss());
                 subject.waits = waits;
                 if waits {
-                    subject.next = "Stop every program that uses it, keep every file, and run: statehouse verify".to_owned();
+                    subject.next =
+                        "Stop every program that uses it, keep every file, and run: statehouse verify".to_owned();
                 }
                 subject
             }
@@ -281,7 +297,11 @@ impl Subject {
                 "the locks that keep the files in place were gone".to_owned(),
                 "something in that process closes or unlocks descriptors that are not its own; what is not known",
             ),
-            other => plain(Kind::CutOff, format!("the database could not be used any more: {other}"), "see the text of the error"),
+            other => plain(
+                Kind::CutOff,
+                format!("the database could not be used any more: {other}"),
+                "see the text of the error",
+            ),
         }
     }
 }
@@ -309,6 +329,12 @@ fn gone(members: &[Member], now: &Generation) -> String {
         let names: Vec<&str> = of.iter().map(|m| called(*m)).collect();
         (!names.is_empty()).then(|| format!("the {} {} {verb}", list(names.clone()), were(names.len())))
     };
-    let clauses: Vec<String> = [clause(&removed, "removed"), clause(&replaced, "replaced by another file")].into_iter().flatten().collect();
+    let clauses: Vec<String> = [
+        clause(&removed, "removed"),
+        clause(&replaced, if replaced.len() == 1 { "replaced by another file" } else { "replaced by other files" }),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     if clauses.is_empty() { "the files were removed or replaced".to_owned() } else { clauses.join(", and ") }
 }

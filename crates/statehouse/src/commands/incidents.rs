@@ -57,7 +57,13 @@ fn row(i: &IncidentDocument) -> Vec<String> {
         (true, true) => "OPEN, needs you",
         (true, false) => "open",
     };
-    vec![i.id.clone(), i.at.clone(), state.to_owned(), i.count.to_string(), escape_line(&format!("{}: {}", i.title, i.what))]
+    vec![
+        i.id.clone(),
+        i.at.clone(),
+        state.to_owned(),
+        i.count.to_string(),
+        escape_line(&format!("{}: {}", i.title, i.what)),
+    ]
 }
 
 /// What `incidents show --markdown` and `incidents close` answer with `--json`.
@@ -73,7 +79,8 @@ struct Shown {
 fn show(context: &Context, path: Option<&Path>, id: &str, markdown: bool) -> Result {
     let family = family(context, path)?;
     let document = IncidentDocument::from(&find(&family, id)?);
-    let named = path.map(|p| shell_word(&std::path::absolute(p).unwrap_or_else(|_| PathBuf::from(p)).to_string_lossy()));
+    let named =
+        path.map(|p| shell_word(&std::path::absolute(p).unwrap_or_else(|_| PathBuf::from(p)).to_string_lossy()));
     let report = incidents::markdown(&document, &family.main().to_string_lossy(), &named.unwrap_or_default());
     if markdown {
         let shown = Shown { id: document.id, markdown: Some(report), closed: None };
