@@ -1,8 +1,10 @@
 //! `statehouse incidents [PATH]`: what happened to a database, until somebody has looked at it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::Serialize;
+use statehouse_dashboard::Probe;
 use statehouse_ops::incidents::{self, Found, IncidentDocument};
 use statehouse_sqlite::Family;
 use statehouse_sqlite::incidents::Incident;
@@ -37,6 +39,17 @@ fn list(context: &Context, path: Option<&Path>, all: bool) -> Result {
     let closed = found.iter().filter(|i| !i.is_open()).count();
     context.output.answer(&shown, |shown| text(shown, if all { 0 } else { closed }));
     Ok(exit::OK)
+}
+
+/// The document of `statehouse incidents --all --json`, for the dashboard.
+pub(super) fn probe(family: Family) -> Probe {
+    Arc::new(move || match incidents::list(&family) {
+        Ok(all) => serde_json::to_value(all.iter().map(IncidentDocument::from).collect::<Vec<_>>()).unwrap_or_default(),
+        Err(e) => {
+            tracing::warn!("the incidents cannot be read: {e}");
+            serde_json::Value::Null
+        }
+    })
 }
 
 fn text(shown: &Vec<IncidentDocument>, closed: usize) -> String {
