@@ -76,7 +76,8 @@ pub(crate) async fn incidents(State(app): State<Arc<App>>) -> Result<Response, S
     let (open, closed): (Vec<_>, Vec<_>) = all(&document).iter().rev().partition(|i| is(i, "open"));
     let content = html! {
         h1 { "Incidents" }
-        @if open.is_empty() { p.state.good { "No incident is open." } } @else { (table("Open", &open)) }
+        @if !document.is_array() { p.state.bad { "The incidents cannot be read; the log of the dashboard says why." } }
+        @else if open.is_empty() { p.state.good { "No incident is open." } } @else { (table("Open", &open)) }
         @if !closed.is_empty() { (table("Closed", &closed)) }
         p.quiet {
             "Times are UTC. The same on the command line: " code { "statehouse incidents --all" } ". What is wrong now is on the page "

@@ -30,7 +30,8 @@ pub(crate) fn run(context: &Context, port: &Port) -> Result {
     options.login_code = Some(login_code);
     let family = Family::of(&context.home.store())?;
     options.incidents = incidents::probe(family.clone());
-    options.close_incident = Arc::new(move |id| statehouse_ops::incidents::close(&family, id).map_err(|e| e.to_string()));
+    options.close_incident =
+        Arc::new(move |id| statehouse_ops::incidents::close(&family, id).map_err(|e| e.to_string()));
     let runtime = gateway::runtime()?;
     let served = service::until_stopped(&runtime, |shutdown| {
         // Before it is ready: when the last service is, whoever waits for that has the link.
