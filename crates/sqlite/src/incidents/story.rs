@@ -78,6 +78,11 @@ impl Story {
     pub fn of_anchor(family: &Family, role: &str, generation: Generation) -> Story {
         let members = family.generation().map(|now| generation.differences(&now)).unwrap_or_default();
         let mut story = Story::begin(family, role, generation, &Error::Retired { members }, None);
+        // An anchor takes hold at once, so it may have held what lay at the paths in the middle of the recovery of others, who
+        // have moved that aside now: that is part of what they tell.
+        if let Some(going_on) = going_on(family) {
+            story.about = going_on;
+        }
         story.entries.clear();
         story.tell("let go of the locks, and keeps what the old files hold readable".to_owned());
         story
@@ -196,6 +201,13 @@ impl Story {
         }
         saved.map(drop)
     }
+}
+
+/// What the newest incident is about in which processes are cut off at this moment.
+fn going_on(family: &Family) -> Option<String> {
+    let all = Shelf::Beside(family.clone()).all().unwrap_or_default();
+    let waits = |i: &&Incident| i.is_open() && i.affected.iter().any(super::Affected::is_waited_for);
+    all.iter().rev().find(waits).map(|i| i.about.clone())
 }
 
 /// Decides whether an incident is over, now that a process of it is back.
