@@ -150,7 +150,16 @@ fn bring_back(family: &Family, options: &Options) -> Result<()> {
         return Ok(());
     }
     let _lock = recovery::exclusive(family, options.patience)?;
-    if putback::main_file(family, false)? { putback::settle(family) } else { Ok(()) }
+    let of = captures::of_missing_main(family, false);
+    let captures = capture::list(family).unwrap_or_default();
+    if !putback::main_file(family, false)? {
+        return Ok(());
+    }
+    putback::settle(family)?;
+    if let Some(capture) = captures.iter().find(|c| Some(&c.place) == of.as_ref()) {
+        let _ = incidents::put_back(family, &options.role, &capture.manifest.generation);
+    }
+    Ok(())
 }
 
 /// Opens again for a process that holds the exclusive side of the recovery lock and has closed everything. With `considerate`

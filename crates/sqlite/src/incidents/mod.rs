@@ -203,54 +203,68 @@ pub(crate) fn close_own(family: &Family, role: &str) -> Result<()> {
 
 /// Tells that rows which only the capture of a retired generation had are in the database now.
 pub(crate) fn merged(family: &Family, role: &str, generation: &Generation, rows: u64) -> Result<()> {
-    let about = about_generation(generation);
-    let (line, done) = if rows == 0 {
-        (
-            "found every row that was captured in the database",
+    let (line, done) = match rows {
+        0 => (
+            "found every row that was captured in the database".to_owned(),
             "every captured row was in the database already".to_owned(),
-        )
-    } else {
-        (
-            "brought back what only the captured files had",
+        ),
+        rows => (
+            format!("brought back {rows} rows that only the captured files had"),
             format!("{rows} rows that only the captured files had were brought back"),
-        )
+        ),
     };
-    let line = entry(role, format!("{line} ({rows} rows)"));
-    Shelf::Beside(family.clone())
-        .change(&about, |before| match before {
-            Some(mut incident) => {
-                incident.tell(vec![line]);
-                incident.done = if incident.done.is_empty() { done } else { format!("{}; {done}", incident.done) };
-                if incident.is_open()
-                    && !incident.affected.iter().any(Affected::is_waited_for)
-                    && incident.lost.is_none()
-                {
-                    (incident.outcome, incident.closed_at, incident.next) =
-                        (Outcome::Kept, Some(now_us()), String::new());
-                }
-                Some(incident)
+    let what = "rows that only a capture had were missing in the database";
+    resolved(family, role, generation, line, done, (rows > 0).then_some((Kind::Merged, what)))
+}
+
+/// Tells that an opener has put the main file of a retired generation back at its path.
+pub(crate) fn put_back(family: &Family, role: &str, generation: &Generation) -> Result<()> {
+    let line = "put the main file back at its path, from what was captured, and opened it".to_owned();
+    let done = "the main file was put back from what was captured".to_owned();
+    resolved(family, role, generation, line, done, Some((Kind::RetiredGeneration, "the main file was missing")))
+}
+
+/// Adds what an opener has done about a retired generation, and closes the incident if nobody who lives is cut off any more. Where
+/// nobody has told of it, it becomes one of this kind, if one is given.
+fn resolved(
+    family: &Family,
+    role: &str,
+    generation: &Generation,
+    line: String,
+    done: String,
+    new: Option<(Kind, &str)>,
+) -> Result<()> {
+    let about = about_generation(generation);
+    let line = entry(role, line);
+    let changed = Shelf::Beside(family.clone()).change(&about, |before| {
+        if let Some(mut incident) = before {
+            incident.tell(vec![line]);
+            incident.done = if incident.done.is_empty() { done } else { format!("{}; {done}", incident.done) };
+            let cut_off = incident.affected.iter().any(Affected::is_waited_for);
+            if incident.is_open() && !cut_off && incident.lost.is_none() {
+                (incident.outcome, incident.closed_at) = (Outcome::Kept, Some(now_us()));
+                incident.next = String::new();
             }
-            // Nothing was missing, and nobody has told of a retirement.
-            None if rows == 0 => None,
-            None => {
-                let report = Report {
-                    kind: Kind::Merged,
-                    role: role.to_owned(),
-                    what: "rows that only a capture had were missing in the database".to_owned(),
-                    cause: "the process that had captured them ended before it could bring them back".to_owned(),
-                    evidence: Vec::new(),
-                    done,
-                    lost: None,
-                    next: String::new(),
-                    outcome: Outcome::Kept,
-                    open: false,
-                };
-                let mut new = Incident::new(about.clone(), line.at, report);
-                new.tell(vec![line]);
-                Some(new)
-            }
-        })
-        .map(drop)
+            return Some(incident);
+        }
+        let (kind, what) = new?;
+        let report = Report {
+            kind,
+            role: role.to_owned(),
+            what: what.to_owned(),
+            cause: "the process that had captured them ended before it could go on; why is not known".to_owned(),
+            evidence: Vec::new(),
+            done,
+            lost: None,
+            next: String::new(),
+            outcome: Outcome::Kept,
+            open: false,
+        };
+        let mut incident = Incident::new(about.clone(), line.at, report);
+        incident.tell(vec![line]);
+        Some(incident)
+    });
+    changed.map(drop)
 }
 
 /// Closes an incident that somebody has looked at; false if there is none with this name.
