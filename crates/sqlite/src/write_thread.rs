@@ -51,7 +51,7 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
                 heal::Verdict::CutOff { recorded } => recorded,
             };
             if let Some(why) = shared.gate.cause() {
-                held.story = Some(begin(shared, &held, &why, recorded));
+                held.story = Some(shared.begin_story(&held.record, &why, recorded));
                 shared.options.tell(&Event::Fenced { cause: why.to_string() });
             }
             held.fenced_since = Instant::now();
@@ -83,23 +83,16 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
     shared.queue.abandon();
 }
 
-/// What is to be told of being cut off, beside the database.
-fn begin(shared: &Shared, held: &Held, why: &Error, recorded: Option<String>) -> Story {
-    Story::begin(&shared.family, &shared.options.role, held.record.generation(), why, recorded)
-}
-
 /// Before the last descriptor is closed: what was acknowledged may be in files that somebody has removed a moment ago, and
 /// this process the last that can read them. Once they are captured and the main file is in its place, the next opener
 /// takes over the rest.
 fn rescue(shared: &Shared, held: &mut Held) {
     let begun = Instant::now();
     while !held.is_safe(shared) && (shared.gate.fenced() || shared.gate.check().is_err()) {
-        if held.story.is_none()
-            && let Some(why) = shared.gate.cause()
-        {
-            held.story = Some(begin(shared, held, &why, None));
+        if held.story.is_none() {
+            held.story = shared.gate.cause().map(|why| shared.begin_story(&held.record, &why, None));
         }
-        let Err(why) = recover(shared, held) else { return told(shared, held) };
+        let Err(why) = recover(shared, held) else { return shared.end_story(held.story.take()) };
         if held.is_safe(shared) {
             if let Some(story) = held.story.take() {
                 let _ = story.kept(&shared.family);
@@ -143,13 +136,6 @@ fn last_resort(shared: &Shared, held: &mut Held, why: Error) {
     }
 }
 
-/// The handle goes on, and its part of the incident is told to its end.
-fn told(shared: &Shared, held: &mut Held) {
-    if let Some(story) = held.story.take() {
-        let _ = story.back(&shared.family);
-    }
-}
-
 /// Tries until the handle goes on; false when it is to be closed before that.
 fn reopen(shared: &Shared, held: &mut Held) -> bool {
     let mut told_of = None;
@@ -165,7 +151,7 @@ fn reopen(shared: &Shared, held: &mut Held) -> bool {
                 shared.options.tell(&Event::Reopened);
                 shared.queue.rouse();
                 // Nobody waits for that any more.
-                told(shared, held);
+                shared.end_story(held.story.take());
                 let _ = incidents::close_own(&shared.family, &shared.options.role);
                 return true;
             }

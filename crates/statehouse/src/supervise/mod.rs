@@ -49,8 +49,6 @@ pub(crate) struct Service {
     deaths: u32,
     start_at: Option<Instant>,
     last_error: Option<Failure>,
-    /// It refused to open the store when it was started last, and that was told.
-    refused: bool,
 }
 
 impl Service {
@@ -67,7 +65,6 @@ impl Service {
             deaths: 0,
             start_at: None,
             last_error: None,
-            refused: false,
         }
     }
 
@@ -77,11 +74,10 @@ impl Service {
     }
 
     /// A service that ends by a refusal is tried again later and later; what it refused is told meanwhile.
-    fn tell_refusal(&mut self, status: Option<std::process::ExitStatus>) {
+    fn tell_refusal(&self, status: Option<std::process::ExitStatus>) {
         let refused = status.and_then(|s| s.code()) == Some(i32::from(exit::REFUSED));
         if let Some(error) = self.last_error.as_ref().filter(|e| refused && e.code != code::PORT_IN_USE) {
-            let told = incidents::refused(&self.refusals(), self.name, &error.code, &error.message, &error.hint);
-            self.refused |= told.is_ok();
+            let _ = incidents::refused(&self.refusals(), self.name, &error.code, &error.message, &error.hint);
         }
     }
 }
@@ -235,9 +231,8 @@ impl Supervisor {
             Ok(event) => {
                 if let Event::Ready { url, .. } = &event {
                     service.ready = true;
-                    if std::mem::take(&mut service.refused) {
-                        let _ = incidents::opened(&service.refusals(), service.name);
-                    }
+                    // Also what an earlier house was refused.
+                    let _ = incidents::opened(&service.refusals(), service.name);
                     service.has_port = url.as_deref().and_then(|u| u.rsplit(':').next()).and_then(|p| p.parse().ok());
                 }
                 event.print(self.output);
