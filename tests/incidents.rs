@@ -24,7 +24,7 @@ fn one_closed(home: &Home) -> Value {
         let back = |role: &&str| {
             i["affected"].as_array().unwrap().iter().any(|a| a["role"] == *role && a["back_at"].is_string())
         };
-        i["open"] == false && ROLES.iter().all(|role| back(role))
+        i["open"] == false && ROLES.iter().all(back)
     };
     until("the incident is over", SOON, || all(home).iter().any(over));
     let found = all(home);

@@ -175,7 +175,9 @@ impl Story {
                 incident.done = if incident.done.is_empty() { by } else { format!("{}; {by}", incident.done) };
             }
             let back_at = matches!(end, Some(End::Back)).then(now_us);
-            if incident.affected.iter().any(|a| a.process == process && a.back_at.is_some() && back_at.is_none()) {
+            // A process that is cut off twice while others are still going over has met their recovery.
+            let was_back = incident.affected.iter().any(|a| a.process == process && a.back_at.is_some());
+            if was_back && back_at.is_none() && !incident.is_open() {
                 incident.count = incident.count.saturating_add(1);
             }
             incident.affects(process, &self.role, self.since, back_at);

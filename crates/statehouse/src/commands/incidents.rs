@@ -52,7 +52,7 @@ pub(super) fn probe(family: Family) -> Probe {
     })
 }
 
-fn text(shown: &Vec<IncidentDocument>, closed: usize) -> String {
+fn text(shown: &[IncidentDocument], closed: usize) -> String {
     let rows: Vec<Vec<String>> = shown.iter().map(row).collect();
     let mut out = match rows.is_empty() {
         true => "no incident is open\n".to_owned(),
