@@ -87,7 +87,11 @@ mod putback;
 #[cfg(target_os = "linux")]
 mod readers;
 #[cfg(target_os = "linux")]
+pub mod reassemble;
+#[cfg(target_os = "linux")]
 mod recovery;
+#[cfg(target_os = "linux")]
+mod remembered;
 #[cfg(target_os = "linux")]
 pub mod resident;
 #[cfg(target_os = "linux")]

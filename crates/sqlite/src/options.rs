@@ -1,5 +1,6 @@
 //! How to open a database, what its owner knows of the content, and what a handle tells of itself.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -117,4 +118,22 @@ pub trait Schema: Send + Sync {
     /// # Errors
     /// Anything; the transaction is rolled back.
     fn merge(&self, transaction: &Connection, retired: &Connection) -> Result<u64, Failure>;
+
+    /// How much there must be of each thing, by what `image` itself says: after a loss it is compared with what is there.
+    ///
+    /// # Errors
+    /// What SQLite answered.
+    fn inventory(&self, image: &Connection) -> Result<BTreeMap<String, u64>> {
+        let _ = image;
+        Ok(BTreeMap::new())
+    }
+
+    /// What of an inventory is not in a database, a sentence each, as exactly as it is known.
+    ///
+    /// # Errors
+    /// What SQLite answered.
+    fn missing(&self, database: &Connection, expected: &BTreeMap<String, u64>) -> Result<Vec<String>> {
+        let _ = (database, expected);
+        Ok(Vec::new())
+    }
 }

@@ -22,6 +22,7 @@ mod inplace;
 mod locks;
 mod members;
 mod powercut;
+mod reassembled;
 mod rescue;
 mod secure;
 mod storms;
