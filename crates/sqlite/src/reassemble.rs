@@ -226,6 +226,12 @@ fn add(
 ) -> Result<()> {
     let connection = connect(rebuilt)?;
     connection.execute_batch("BEGIN IMMEDIATE")?;
+    if let Some(schema) = &options.schema
+        && !schema.current(&connection)?
+    {
+        // A snapshot may be older than the program, and a store that was just made may have its tables in the log alone.
+        schema.migrate(&connection)?;
+    }
     let (run, failed) = memory.run(&connection)?;
     connection.execute_batch("COMMIT")?;
     account.run_again += run;

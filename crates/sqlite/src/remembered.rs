@@ -94,6 +94,11 @@ impl Remembered {
         self.requests -= self.commits.pop_front().map_or(0, |c| c.requests.len());
     }
 
+    /// True if the main file has everything.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.commits.is_empty()
+    }
+
     /// Lets go of everything.
     pub(crate) fn clear(&mut self) {
         *self = Remembered::default();

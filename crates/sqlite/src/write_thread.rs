@@ -24,7 +24,8 @@ use crate::shared::{RETRY, Shared};
 use crate::turnstile::Turnstile;
 use crate::writer;
 use crate::{
-    captures, destroyed, doubt, heal, incidents, park, proof, putback, reassemble, recovery, retired, secure, side,
+    captures, destroyed, doubt, flush, heal, incidents, park, proof, putback, reassemble, recovery, retired, secure,
+    side,
 };
 
 /// How long a recovery waits for the reads of its own process at a time. It holds a lock meanwhile that others want.
@@ -79,9 +80,24 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
     }
     if !held.parked {
         rescue(shared, &mut held);
+        leave(shared, &mut held);
     }
     drop(held);
     shared.queue.abandon();
+}
+
+/// Has what this process wrote copied into the main file, for when it has ended nobody remembers it any more. Whoever is in
+/// the way does so soon.
+fn leave(shared: &Shared, held: &mut Held) {
+    held.memory.forget(held.record.index());
+    if held.memory.is_empty() || shared.gate.fenced() {
+        return;
+    }
+    if let (Some(connection), Ok(_lock)) = (&held.connection, recovery::try_shared(&shared.family))
+        && shared.gate.check().is_ok()
+    {
+        let _ = flush::copy_beside_readers(connection);
+    }
 }
 
 /// Before the last descriptor is closed: what was acknowledged may be in files that somebody has removed a moment ago, and
