@@ -126,12 +126,7 @@ pub fn overlay(main: &dyn ReadAt, wal: &dyn ReadAt, output: &mut dyn Sink) -> Re
 ///
 /// # Errors
 /// [`ImageError`].
-pub fn overlay_at(
-    main: &dyn ReadAt,
-    wal: &dyn ReadAt,
-    upto: Upto,
-    output: &mut dyn Sink,
-) -> Result<Image, ImageError> {
+pub fn overlay_at(main: &dyn ReadAt, wal: &dyn ReadAt, upto: Upto, output: &mut dyn Sink) -> Result<Image, ImageError> {
     let log = Contents::read(wal, upto)?;
     if let Upto::Commit(asked) = upto
         && asked > log.transactions

@@ -14,7 +14,7 @@ mod walk;
 use std::io;
 
 pub use btree::{Cell, Kind, Page, Payload};
-pub use payload::{Chain, gather};
+pub use payload::{Chain, Claims, gather};
 pub use record::{Encoding, Record, Value};
 pub use schema::{Object, schema};
 pub(crate) use walk::within;

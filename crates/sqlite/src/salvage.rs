@@ -10,6 +10,7 @@
 //! known to belong.
 
 mod place;
+mod proof;
 mod survey;
 mod tables;
 mod write;
@@ -22,10 +23,11 @@ use rusqlite::{Connection, OpenFlags};
 
 use crate::header::MainHeader;
 use crate::pages::{
-    Chain, Encoding, FilePages, LogPages, Object, Page, PageSource, Payload, Record, gather, schema, seek,
+    Chain, Claims, Encoding, FilePages, LogPages, Object, Page, PageSource, Payload, Record, gather, schema,
 };
 use crate::wal::{Contents, ReadAt, Upto};
 use place::{Placer, Tree};
+use proof::Proof;
 use survey::{Survey, chain};
 use write::{Output, Place};
 
@@ -84,13 +86,15 @@ pub fn from_log(main: &dyn ReadAt, wal: &dyn ReadAt, output: &Path) -> Result<Sa
     connection.execute_batch("BEGIN IMMEDIATE")?;
     let (trees, unmade) = trees(&mut connection, &log, behind)?;
     let (owners, overflow) = Placer::new(&log, behind, &survey, &trees).place()?;
-    let tables: Vec<String> = trees.iter().filter(|t| !t.is_derived).filter_map(|t| t.table.as_ref()).map(|t| t.name.clone()).collect();
+    let tables: Vec<String> =
+        trees.iter().filter(|t| !t.is_derived).filter_map(|t| t.table.as_ref()).map(|t| t.name.clone()).collect();
     let mut rows = Rows {
         contents: &contents,
         log: &log,
-        main: behind,
+        proof: Proof::new(&contents, &log, behind),
         output: Output::new(&connection, log.layout().encoding, &tables),
-        used: HashSet::new(),
+        used: Claims::default(),
+        named: &overflow,
         broken: 0,
     };
     let mut derived = 0;
@@ -103,10 +107,11 @@ pub fn from_log(main: &dyn ReadAt, wal: &dyn ReadAt, output: &Path) -> Result<Sa
         }
     }
     // Last, so that what only looks like a page cannot take the overflow pages of one that is.
-    for page in survey.found.keys().filter(|p| !owners.contains_key(p) && !overflow.contains(p)) {
+    for page in survey.found.keys().filter(|p| !owners.contains_key(p) && !overflow.contains_key(p)) {
         rows.page(*page, None)?;
     }
-    let unreadable = survey.broken.iter().copied().filter(|p| !overflow.contains(p) && !rows.used.contains(p)).collect();
+    let unreadable =
+        survey.broken.iter().copied().filter(|p| !overflow.contains_key(p) && !rows.used.has(*p)).collect();
     let (output, broken) = (rows.output, rows.broken);
     let salvaged = Salvaged {
         frames: contents.frames,
@@ -204,10 +209,12 @@ fn root_is_table(source: &dyn PageSource, root: u32) -> io::Result<Option<bool>>
 struct Rows<'a> {
     contents: &'a Contents,
     log: &'a dyn PageSource,
-    main: Option<&'a dyn PageSource>,
+    proof: Proof<'a>,
     output: Output<'a>,
     /// Overflow pages of the log that belong to a row already.
-    used: HashSet<u32>,
+    used: Claims,
+    /// How many cells name a page as one on which they go on.
+    named: &'a HashMap<u32, u32>,
     broken: u64,
 }
 
@@ -219,22 +226,17 @@ impl Rows<'_> {
         for n in 0..page.cells {
             let Some(cell) = page.cell(n) else { continue };
             let Some(payload) = cell.payload else { continue };
-            let mut borrowed = false;
-            let (used, ours) = (&mut self.used, &self.contents.pages);
-            let mut admit = |page: u32| {
-                let is_ours = ours.contains_key(&page);
-                borrowed |= !is_ours;
-                !is_ours || used.insert(page)
-            };
-            let whole = gather(self.log, &payload, &mut content, &mut admit)? == Chain::Whole;
-            let Some(record) = Record::parse(&content).filter(|_| whole) else {
+            let rowid = page.kind.is_table().then_some(cell.rowid);
+            let place = Place { root: tree.map(|t| t.root), page: number, rowid };
+            let borrowed = self.gather(&payload, tree, rowid, &mut content)?;
+            let record = borrowed.and_then(|b| Some((b, Record::parse(&content)?)));
+            let Some((borrowed, record)) = record else {
+                self.used.give_back(self.log);
                 self.broken += 1;
                 continue;
             };
-            let rowid = page.kind.is_table().then_some(cell.rowid);
-            let place = Place { root: tree.map(|t| t.root), page: number, rowid };
             match tree.and_then(|t| Some((t, t.table.as_ref()?))) {
-                Some((tree, table)) if !borrowed || self.is_proved(tree, rowid, &payload)? => {
+                Some((tree, table)) if !borrowed || self.proof.holds(tree, rowid, &payload)? => {
                     self.output.put(table, place, &record)?;
                 }
                 _ => self.output.lose(place, &record)?,
@@ -243,19 +245,31 @@ impl Rows<'_> {
         Ok(())
     }
 
-    /// True if what a row has on pages of the main file is still that row's: the main file has it at its place, and it goes on over
-    /// the very same pages.
-    fn is_proved(&self, tree: &Tree, rowid: Option<i64>, payload: &Payload<'_>) -> io::Result<bool> {
-        let (Some(main), Some(root), Some(rowid)) = (self.main, tree.main_root, rowid) else { return Ok(false) };
-        let mut bytes = Vec::new();
-        let Some((number, n)) = seek(main, root, rowid, &mut bytes)? else { return Ok(false) };
-        let page = Page::parse(&bytes, number, main.layout());
-        let Some(theirs) = page.and_then(|p| p.cell(n)?.payload) else { return Ok(false) };
-        if theirs.length != payload.length {
-            return Ok(false);
+    /// Puts a payload together. Answers true if a part comes from the main file and must be proved, `None` if it cannot be had.
+    fn gather(
+        &mut self,
+        payload: &Payload<'_>,
+        tree: Option<&Tree>,
+        rowid: Option<i64>,
+        content: &mut Vec<u8>,
+    ) -> io::Result<Option<bool>> {
+        if payload.overflow == 0 {
+            content.clear();
+            content.extend_from_slice(payload.local);
+            return Ok(Some(false));
         }
-        let (ours, theirs) = (chain(self.log, payload)?, chain(main, &theirs)?);
-        Ok(ours.len() == theirs.len()
-            && ours.iter().zip(&theirs).all(|(ours, theirs)| ours == theirs || self.contents.pages.contains_key(ours)))
+        let ours = chain(self.log, payload)?;
+        // A ghost reads what the other generation copied into the main file, and so writes rows of that one among its own. Where both
+        // have gone on over pages of the same numbers, the log has only the ghost's.
+        if ours.iter().any(|page| self.named.get(page).is_some_and(|n| *n > 1))
+            && let (Some(main), Some(tree)) = (self.proof.main, tree)
+            && self.proof.has(tree, rowid, payload)?
+            && gather(main, payload, content, &mut |_| true)? == Chain::Whole
+        {
+            return Ok(Some(false));
+        }
+        let contents = self.contents;
+        let whole = self.used.gather(self.log, payload, content, &|page| !contents.pages.contains_key(&page))?;
+        Ok((whole == Chain::Whole).then(|| ours.iter().any(|page| !contents.pages.contains_key(page))))
     }
 }

@@ -73,7 +73,10 @@ fn build(path: &Path, random: &mut Random, page_size: u32) -> Connection {
             insert(&connection, "r", key, random);
             insert(&connection, "n", key, random);
             connection
-                .execute("INSERT OR REPLACE INTO w SELECT k, a, ifnull(b, 7), c, d FROM n ORDER BY rowid DESC LIMIT 1", [])
+                .execute(
+                    "INSERT OR REPLACE INTO w SELECT k, a, ifnull(b, 7), c, d FROM n ORDER BY rowid DESC LIMIT 1",
+                    [],
+                )
                 .unwrap();
         }
         let part = random.below(7) as i64;
@@ -104,7 +107,9 @@ fn every_row_is_the_one_that_sqlite_reads() {
         let encoding = source.layout().encoding;
         let (objects, walked) = pages::schema(&source).unwrap();
         assert_eq!((objects.len(), walked.unread_count), (4, 0), "{objects:?}");
-        for (table, columns) in [("r", "k, NULL, a, b, c, d"), ("n", "rowid, k, a, b, c, d"), ("w", "NULL, k, b, a, c, d")] {
+        for (table, columns) in
+            [("r", "k, NULL, a, b, c, d"), ("n", "rowid, k, a, b, c, d"), ("w", "NULL, k, b, a, c, d")]
+        {
             let order = if table == "w" { "k, b" } else { "rowid" };
             let mut statement = connection.prepare(&format!("SELECT {columns} FROM {table} ORDER BY {order}")).unwrap();
             let mut expected = statement.query([]).unwrap();

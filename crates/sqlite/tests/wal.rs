@@ -60,8 +60,7 @@ fn a_log_of_the_other_byte_order_is_the_same_log() {
         let copy = directory.path().join(format!("copy-{big_endian}"));
         std::fs::write(&copy, &main).unwrap();
         std::fs::write(with(&copy, "-wal"), &log).unwrap();
-        let rows: i64 =
-            Connection::open(&copy).unwrap().query_row("SELECT count(*) FROM m", [], |r| r.get(0)).unwrap();
+        let rows: i64 = Connection::open(&copy).unwrap().query_row("SELECT count(*) FROM m", [], |r| r.get(0)).unwrap();
         assert_eq!(rows, 20);
         // The control: the mark of one order with the checksums of the other is no log to anybody.
         let mut wrong = log;

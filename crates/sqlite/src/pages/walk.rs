@@ -4,11 +4,10 @@
 //! reading it once. What lies below a page that cannot be read is named and left out. On the tree of a table the rowids
 //! of a page must lie where the page above says: a page that does not belong there is taken for unread rather than for rows.
 
-use std::collections::HashSet;
 use std::io;
 use std::ops::ControlFlow;
 
-use super::{Chain, Page, PageSource, gather};
+use super::{Chain, Claims, Page, PageSource};
 
 /// SQLite's own limit.
 const DEEPEST: usize = 20;
@@ -76,9 +75,18 @@ impl Walk {
 
 /// What is still to be done, the next last.
 enum Step {
-    Visit { page: u32, parent: u32, depth: usize, after: Option<i64>, upto: Option<i64> },
+    Visit {
+        page: u32,
+        parent: u32,
+        depth: usize,
+        after: Option<i64>,
+        upto: Option<i64>,
+    },
     /// An entry that stands between two pages of an index.
-    Entry { page: u32, cell: u16 },
+    Entry {
+        page: u32,
+        cell: u16,
+    },
 }
 
 /// Gives every row of the tree with this root, in the order of their keys, until there are no more or `each` says stop.
@@ -91,7 +99,7 @@ pub fn walk(
     each: &mut dyn FnMut(Row<'_>) -> io::Result<ControlFlow<()>>,
 ) -> io::Result<Walk> {
     let mut walk = Walk::default();
-    let mut visited = HashSet::new();
+    let mut visited = Claims::default();
     let (mut bytes, mut payload) = (Vec::new(), Vec::new());
     let mut table = None;
     let mut steps = vec![Step::Visit { page: root, parent: 0, depth: 0, after: None, upto: None }];
@@ -132,7 +140,7 @@ pub fn walk(
                 walk.miss(number, first, Why::Cell);
                 continue;
             };
-            let chain = gather(source, &content, &mut payload, &mut |page| visited.insert(page))?;
+            let chain = visited.gather(source, &content, &mut payload, &|_| false)?;
             if chain != Chain::Whole {
                 walk.miss(number, first, Why::Overflow);
                 continue;
@@ -151,14 +159,14 @@ fn enter(
     source: &dyn PageSource,
     page: u32,
     depth: usize,
-    visited: &mut HashSet<u32>,
+    visited: &mut Claims,
     bytes: &mut Vec<u8>,
 ) -> io::Result<Result<(), Why>> {
     Ok(if page == 0 || page > source.count() {
         Err(Why::Absent)
     } else if depth > DEEPEST {
         Err(Why::Deep)
-    } else if !visited.insert(page) {
+    } else if !visited.take(page) {
         Err(Why::Again)
     } else if source.read(page, bytes)? {
         Ok(())

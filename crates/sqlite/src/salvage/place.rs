@@ -6,7 +6,7 @@
 //! main file's pages, which a second generation may have changed; by the shape of the records, if one tree alone fits. What
 //! is left has no place.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 
 use super::survey::{Survey, chain, each_child};
@@ -77,8 +77,9 @@ impl<'a> Placer<'a> {
         Placer { log, main, survey, trees, owners: BTreeMap::new() }
     }
 
-    /// Places what can be placed, and answers the tree of each page together with the pages that only looked like ones of a tree.
-    pub(super) fn place(mut self) -> io::Result<(BTreeMap<u32, usize>, HashSet<u32>)> {
+    /// Places what can be placed, and answers the tree of each page, and by how many of their cells each page is named as one
+    /// on which a payload goes on.
+    pub(super) fn place(mut self) -> io::Result<(BTreeMap<u32, usize>, HashMap<u32, u32>)> {
         for (n, tree) in self.trees.iter().enumerate() {
             if self.survey.found.get(&tree.root).is_some_and(|f| f.kind.is_table() == tree.has_rowids) {
                 self.claim(tree.root, n)?;
@@ -129,7 +130,8 @@ impl<'a> Placer<'a> {
     fn below(&mut self, source: &dyn PageSource, root: u32, tree: usize, strict: bool) -> io::Result<()> {
         let mut seen = HashSet::from([root]);
         let mut open = vec![(root, 0)];
-        if self.is_free(root) && self.survey.found.get(&root).is_some_and(|f| f.kind.is_table() == self.trees[tree].has_rowids)
+        if self.is_free(root)
+            && self.survey.found.get(&root).is_some_and(|f| f.kind.is_table() == self.trees[tree].has_rowids)
         {
             self.take(root, tree)?;
         }
@@ -179,24 +181,28 @@ impl<'a> Placer<'a> {
             && payloads.all(|p| p.overflow != 0 || Record::parse(p.local).is_some_and(|r| tree.fits(&r, encoding))))
     }
 
-    /// The pages on which payloads of the pages that have a place go on. They may look like pages of a tree.
-    fn overflow_pages(&self) -> io::Result<HashSet<u32>> {
-        let mut pages = HashSet::new();
+    /// The pages on which payloads of the pages that have a place go on, and how many say so of each.
+    fn overflow_pages(&self) -> io::Result<HashMap<u32, u32>> {
+        let mut pages: HashMap<u32, u32> = HashMap::new();
         let mut bytes = Vec::new();
+        // More than this no sound log can need, however often it names the same pages.
+        let mut budget = 4096 + 4 * u64::from(self.log.count());
         for number in self.owners.keys().copied() {
             self.log.read(number, &mut bytes)?;
             let Some(page) = Page::parse(&bytes, number, self.log.layout()) else { continue };
             for payload in (0..page.cells).filter_map(|n| page.cell(n)?.payload).filter(|p| p.overflow != 0) {
-                pages.extend(chain(self.log, &payload)?);
+                let chain = if budget > 0 { chain(self.log, &payload)? } else { vec![payload.overflow] };
+                budget = budget.saturating_sub(chain.len() as u64);
+                chain.into_iter().for_each(|page| *pages.entry(page).or_default() += 1);
             }
         }
         Ok(pages)
     }
 
     /// Places pieces of which one tree alone can be the owner.
-    fn by_shape(&mut self, overflow: &HashSet<u32>) -> io::Result<()> {
+    fn by_shape(&mut self, overflow: &HashMap<u32, u32>) -> io::Result<()> {
         let open: Vec<u32> =
-            self.survey.found.keys().copied().filter(|p| self.is_free(*p) && !overflow.contains(p)).collect();
+            self.survey.found.keys().copied().filter(|p| self.is_free(*p) && !overflow.contains_key(p)).collect();
         let mut below = HashSet::new();
         for page in &open {
             if self.survey.found.get(page).is_some_and(|f| f.kind.is_interior()) {

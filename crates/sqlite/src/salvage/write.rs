@@ -113,7 +113,8 @@ impl<'a> Output<'a> {
     pub(super) fn lose(&mut self, place: Place, record: &Record<'_>) -> rusqlite::Result<()> {
         let (mut marks, mut values) = (Vec::new(), Vec::new());
         let fields = record.values().count();
-        for number in [place.root.map(i64::from), Some(i64::from(place.page)), i64::try_from(fields).ok(), place.rowid] {
+        for number in [place.root.map(i64::from), Some(i64::from(place.page)), i64::try_from(fields).ok(), place.rowid]
+        {
             marks.push("?");
             values.push(Bound::Number(number));
         }
@@ -153,8 +154,9 @@ impl<'a> Output<'a> {
                     name = format!("lost_and_found_{n}");
                     n += 1;
                 }
-                self.connection
-                    .execute_batch(&format!("CREATE TABLE {name} (rootpgno INTEGER, pgno INTEGER, nfield INTEGER, id INTEGER)"))?;
+                self.connection.execute_batch(&format!(
+                    "CREATE TABLE {name} (rootpgno INTEGER, pgno INTEGER, nfield INTEGER, id INTEGER)"
+                ))?;
                 self.lost.insert(name).clone()
             }
         };
@@ -168,9 +170,20 @@ impl<'a> Output<'a> {
 
 /// True for what will not go better with the next row.
 pub(super) fn is_of_the_disk(error: &rusqlite::Error) -> bool {
-    use ErrorCode::{CannotOpen, DatabaseBusy, DatabaseCorrupt, DatabaseLocked, DiskFull, OutOfMemory, ReadOnly, SystemIoFailure};
+    use ErrorCode::{
+        CannotOpen, DatabaseBusy, DatabaseCorrupt, DatabaseLocked, DiskFull, OutOfMemory, ReadOnly, SystemIoFailure,
+    };
     matches!(
         error.sqlite_error_code(),
-        Some(DiskFull | SystemIoFailure | OutOfMemory | ReadOnly | DatabaseCorrupt | CannotOpen | DatabaseBusy | DatabaseLocked)
+        Some(
+            DiskFull
+                | SystemIoFailure
+                | OutOfMemory
+                | ReadOnly
+                | DatabaseCorrupt
+                | CannotOpen
+                | DatabaseBusy
+                | DatabaseLocked
+        )
     )
 }
