@@ -17,6 +17,7 @@ pub mod family;
 pub mod header;
 pub mod holders;
 pub mod image;
+pub mod pages;
 pub mod wal;
 mod words;
 
@@ -96,6 +97,8 @@ mod remembered;
 pub mod resident;
 #[cfg(target_os = "linux")]
 mod retired;
+#[cfg(target_os = "linux")]
+pub mod salvage;
 #[cfg(target_os = "linux")]
 pub mod secure;
 #[cfg(target_os = "linux")]
