@@ -119,6 +119,16 @@ pub trait Schema: Send + Sync {
     /// Anything; the transaction is rolled back.
     fn merge(&self, transaction: &Connection, retired: &Connection) -> Result<u64, Failure>;
 
+    /// Gives rows that refer to what nobody has any more something to refer to, or takes the reference away, so that all
+    /// constraints hold. Runs inside a write transaction on a database that was put together after a loss.
+    ///
+    /// # Errors
+    /// Anything; the transaction is rolled back.
+    fn adopt(&self, transaction: &Connection) -> Result<(), Failure> {
+        let _ = transaction;
+        Ok(())
+    }
+
     /// How much there must be of each thing, by what `image` itself says: after a loss it is compared with what is there.
     ///
     /// # Errors

@@ -22,18 +22,23 @@ use rusqlite::{Connection, OpenFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::captures::{self, sound};
-use crate::error::{Destruction, Error, Result};
+use crate::error::{Destruction, Error, Failure, Result};
 use crate::family::{Family, Generation, Member};
 use crate::image::{self, ImageError};
 use crate::index::Index;
 use crate::options::{Options, Schema};
 use crate::remembered::{Remembered, uncovered};
+use crate::salvage::{self, SalvageError};
+use crate::wal::ReadAt;
 use crate::{files, retired};
 
 /// The new file, and what it is called while it is made.
 pub(crate) const REBUILT: &str = "rebuilt.captured";
 const PARTIAL: &str = "rebuilt.partial";
 const OVERLAY: &str = "overlay.partial";
+const OF_LOG: &str = "log.partial";
+const OF_TABLES: &str = "tables.partial";
+const MADE_ON_THE_WAY: [&str; 4] = [PARTIAL, OVERLAY, OF_LOG, OF_TABLES];
 const ACCOUNT: &str = "account.json";
 const LONGEST: u64 = 16 << 20;
 
@@ -86,7 +91,7 @@ pub(crate) fn put_together(what: &Destroyed<'_>, options: &Options, memory: &Rem
         Some(account) => account,
         None => from_files(what, options.schema.as_deref()).inspect_err(|_| {
             // Half a file would be taken for a whole one, and keeps the disk full.
-            for name in [PARTIAL, OVERLAY] {
+            for name in MADE_ON_THE_WAY {
                 let _ = std::fs::remove_file(what.evidence.join(name));
             }
         })?,
@@ -115,9 +120,9 @@ fn member(what: &Destroyed<'_>, member: Member) -> Result<Option<File>> {
 
 fn from_files(what: &Destroyed<'_>, schema: Option<&dyn Schema>) -> Result<Account> {
     let mut account = Account { at_risk: at_risk(what), ..Account::default() };
-    let partial = what.evidence.join(PARTIAL);
-    let overlay = what.evidence.join(OVERLAY);
-    let _ = std::fs::remove_file(&overlay);
+    let path = |name: &str| what.evidence.join(name);
+    let (partial, overlay) = (path(PARTIAL), path(OVERLAY));
+    MADE_ON_THE_WAY.iter().for_each(|name| drop(std::fs::remove_file(path(name))));
     let mut images = Vec::new();
     match overlaid(what, &overlay) {
         Ok(()) => images.push((overlay.clone(), "the main file with its log")),
@@ -129,41 +134,106 @@ fn from_files(what: &Destroyed<'_>, schema: Option<&dyn Schema>) -> Result<Accou
         Some(Err(why)) => account.unusable.push(why),
         None => account.unusable.push("there is no snapshot".into()),
     }
+    let mut whole = sound_ones(images, &mut account);
+    if whole.first().is_none_or(|(path, _)| *path != overlay) {
+        // The files are no database together any more, but most of their pages are what they were.
+        whole.extend(sound_ones(rows_of(what, &mut account)?, &mut account));
+    }
+    if let Some(schema) = schema {
+        for (_, image) in &whole {
+            for (key, count) in schema.inventory(image)? {
+                let known = account.expected.entry(key).or_default();
+                *known = count.max(*known);
+            }
+        }
+    }
+    let mut whole = whole.into_iter();
+    if let Some((base, image)) = whole.next() {
+        // A file that SQLite has open is read by nobody else in this process.
+        drop(image);
+        let source = files::open(&base).map_err(|e| Error::io("read", &base, e))?;
+        let copy = captures::copy_file(&source, &base, &partial)?;
+        let (at, versions) = VERSIONS;
+        copy.write_all_at(&versions, at).map_err(|e| Error::io("write", &partial, e))?;
+        drop(copy);
+        if let Some(schema) = schema {
+            merge_all(schema, &partial, whole, &mut account)?;
+        }
+        let rebuilt = path(REBUILT);
+        std::fs::rename(&partial, &rebuilt).map_err(|e| Error::io("rename", &partial, e))?;
+        account.rebuilt = Some(rebuilt);
+    }
+    MADE_ON_THE_WAY.iter().for_each(|name| drop(std::fs::remove_file(path(name))));
+    Ok(account)
+}
+
+/// Those of the images that SQLite finds whole, open.
+fn sound_ones(images: Vec<(PathBuf, &str)>, account: &mut Account) -> Vec<(PathBuf, Connection)> {
     let mut whole = Vec::new();
     for (path, name) in images {
         match sound(&path) {
             Ok(image) => {
-                if let Some(schema) = schema {
-                    for (key, count) in schema.inventory(&image)? {
-                        let known = account.expected.entry(key).or_default();
-                        *known = count.max(*known);
-                    }
-                }
                 account.sources.push(name.to_owned());
-                whole.push(path);
+                whole.push((path, image));
             }
             Err(Error::Damaged { detail }) => account.unusable.push(format!("{name}: {detail}")),
             Err(e) => account.unusable.push(format!("{name}: {e}")),
         }
     }
-    let rebuilt = what.evidence.join(REBUILT);
-    if let Some(base) = whole.first() {
-        let source = files::open(base).map_err(|e| Error::io("read", base, e))?;
-        let copy = captures::copy_file(&source, base, &partial)?;
-        let (at, versions) = VERSIONS;
-        copy.write_all_at(&versions, at).map_err(|e| Error::io("write", &partial, e))?;
-        drop(copy);
-        if let Some(schema) = schema {
-            let live = connect(&partial)?;
-            for other in whole.iter().skip(1) {
-                captures::one(other, &live, &|live, image| schema.merge(live, image))?;
-            }
-        }
-        std::fs::rename(&partial, &rebuilt).map_err(|e| Error::io("rename", &partial, e))?;
-        account.rebuilt = Some(rebuilt);
+    whole
+}
+
+/// The rows that can still be read of the files, each kind in a file of its own: those on the pages of the log, and those of
+/// the tables as far as they can be walked.
+fn rows_of(what: &Destroyed<'_>, account: &mut Account) -> Result<Vec<(PathBuf, &'static str)>> {
+    let Some(main) = member(what, Member::Main)? else { return Ok(Vec::new()) };
+    let log = member(what, Member::Wal)?;
+    let mut found = Vec::new();
+    let mut take = |name: &str, what_for: &'static str, made: std::result::Result<(), SalvageError>| match made {
+        Ok(()) => found.push((what.evidence.join(name), what_for)),
+        Err(e) => account.unusable.push(format!("{what_for}: {e}")),
+    };
+    if let Some(log) = &log {
+        let made = salvage::from_log(&main, log, &what.evidence.join(OF_LOG));
+        take(OF_LOG, "rows of the log", made.map(drop));
     }
-    let _ = std::fs::remove_file(&overlay);
-    Ok(account)
+    let nothing = Vec::new();
+    let log: &dyn ReadAt = log.as_ref().map_or(&nothing, |log| log);
+    let made = salvage::readable(&main, log, &what.evidence.join(OF_TABLES));
+    take(OF_TABLES, "rows of the tables", made.map(drop));
+    Ok(found)
+}
+
+/// Takes over into a copy of one image what only the others have. Rows whose parents nobody has any more get new ones.
+fn merge_all(
+    schema: &dyn Schema,
+    base: &Path,
+    images: impl Iterator<Item = (PathBuf, Connection)>,
+    account: &mut Account,
+) -> Result<()> {
+    let live = connect(base)?;
+    if !schema.current(&live)? {
+        // A snapshot may be older than the program.
+        transaction(&live, &|c| schema.migrate(c))?;
+    }
+    live.pragma_update(None, "foreign_keys", 0)?;
+    for (path, image) in images {
+        // What one source lacks (a table, a column that nobody knows any more) is no reason to go without the others.
+        if let Err(e) = transaction(&live, &|c| schema.merge(c, &image).map(drop)) {
+            account.unusable.push(format!("{}: {e}", path.file_name().unwrap_or_default().display()));
+        }
+    }
+    transaction(&live, &|c| schema.adopt(c))?;
+    Ok(())
+}
+
+fn transaction(on: &Connection, work: &dyn Fn(&Connection) -> std::result::Result<(), Failure>) -> Result<()> {
+    on.execute_batch("BEGIN IMMEDIATE")?;
+    let done = work(on).map_err(Error::from).and_then(|()| Ok(on.execute_batch("COMMIT")?));
+    if done.is_err() && !on.is_autocommit() {
+        on.execute_batch("ROLLBACK")?;
+    }
+    done
 }
 
 /// Frames that only the log had, if it is the log that was destroyed.
@@ -229,7 +299,7 @@ fn add(
     if let Some(schema) = &options.schema
         && !schema.current(&connection)?
     {
-        // A snapshot may be older than the program, and a store that was just made may have its tables in the log alone.
+        // A store that was just made may have its tables in the log alone.
         schema.migrate(&connection)?;
     }
     let (run, failed) = memory.run(&connection)?;

@@ -11,6 +11,7 @@
 
 mod place;
 mod proof;
+mod readable;
 mod survey;
 mod tables;
 mod write;
@@ -28,6 +29,7 @@ use crate::pages::{
 use crate::wal::{Contents, ReadAt, Upto};
 use place::{Placer, Tree};
 use proof::Proof;
+pub use readable::{Readable, readable};
 use survey::{Survey, chain};
 use write::{Output, Place};
 
@@ -129,7 +131,7 @@ pub fn from_log(main: &dyn ReadAt, wal: &dyn ReadAt, output: &Path) -> Result<Sa
 }
 
 /// Makes the new file, with what its header says of the old one.
-fn create(output: &Path, log: &LogPages<'_>) -> Result<Connection, SalvageError> {
+fn create(output: &Path, log: &dyn PageSource) -> Result<Connection, SalvageError> {
     if output.symlink_metadata().is_ok() {
         return Err(SalvageError::Exists);
     }

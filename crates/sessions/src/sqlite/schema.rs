@@ -138,6 +138,10 @@ impl Schema for SessionsSchema {
         super::merge::merge(transaction, retired)
     }
 
+    fn adopt(&self, transaction: &Connection) -> Result<(), Failure> {
+        super::merge::adopt(transaction)
+    }
+
     fn inventory(&self, image: &Connection) -> Result<BTreeMap<String, u64>> {
         inventory::of(image)
     }
