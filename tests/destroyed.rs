@@ -104,3 +104,52 @@ fn every_message_of_an_emptied_log_is_in_what_was_put_together() {
     }
     up.stop();
 }
+
+#[test]
+fn what_an_older_copy_over_the_store_has_lost_is_named_to_the_message() {
+    let home = Home::new();
+    let up = Up::start(&home, |_| {});
+    let client = Client::new(up.url("gateway"), &home.token());
+    let mut said = 0;
+    let mut talk = |count: u32| {
+        for _ in 0..count {
+            client.talk("c", &said.to_string(), &format!("said {said} {}", "x".repeat(900)));
+            said += 1;
+        }
+    };
+    let copied = |home: &Home| {
+        until("everything is in the main file", PATIENCE, || {
+            let done = cli(home, ["--json", "checkpoint"]);
+            done.status.success() && serde_json::from_str::<Value>(&done.stdout).unwrap()["done"] == true
+        });
+    };
+    talk(30);
+    copied(&home);
+    let older = std::fs::read(home.store()).unwrap();
+    talk(60);
+    copied(&home);
+    talk(10);
+    std::fs::write(home.store(), older).unwrap();
+    let found = account(&home, |a| a["run_again"].as_u64() > Some(0));
+    assert_eq!(found["verified"], true, "{found:#}");
+    let rebuilt = Path::new(found["rebuilt"].as_str().unwrap());
+    let run = shell_once(rebuilt, "SELECT seq FROM message ORDER BY seq").unwrap();
+    let there: Vec<u32> = run.success().stdout.lines().map(|l| l.parse().unwrap()).collect();
+    let all = 2 * said;
+    let missing: Vec<u32> = (1..=all).filter(|n| !there.contains(n)).collect();
+    assert!(there.len() >= 60 && !missing.is_empty(), "{there:?}");
+    let lost = found["lost"].as_array().unwrap();
+    assert_eq!(lost.len(), 1, "{found:#}");
+    let sentence = lost[0].as_str().unwrap();
+    let (count, ranges) = (sentence.split(' ').next().unwrap(), sentence.split("number ").nth(1).unwrap());
+    assert_eq!(count, missing.len().to_string(), "{sentence}: {missing:?}");
+    let named: Vec<u32> = ranges
+        .split(", ")
+        .flat_map(|range| {
+            let (from, to) = range.split_once(" to ").unwrap_or((range, range));
+            from.parse::<u32>().unwrap()..=to.parse().unwrap()
+        })
+        .collect();
+    assert_eq!(named, missing, "{sentence}");
+    up.stop();
+}

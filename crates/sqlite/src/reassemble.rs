@@ -36,9 +36,10 @@ use crate::{files, retired};
 pub(crate) const REBUILT: &str = "rebuilt.captured";
 const PARTIAL: &str = "rebuilt.partial";
 const OVERLAY: &str = "overlay.partial";
+const MAIN: &str = "main.partial";
 const OF_LOG: &str = "log.partial";
 const OF_TABLES: &str = "tables.partial";
-const MADE_ON_THE_WAY: [&str; 4] = [PARTIAL, OVERLAY, OF_LOG, OF_TABLES];
+const MADE_ON_THE_WAY: [&str; 5] = [PARTIAL, OVERLAY, MAIN, OF_LOG, OF_TABLES];
 const ACCOUNT: &str = "account.json";
 const LONGEST: u64 = 16 << 20;
 
@@ -124,7 +125,7 @@ fn from_files(what: &Destroyed<'_>, schema: Option<&dyn Schema>) -> Result<Accou
     let (partial, overlay) = (path(PARTIAL), path(OVERLAY));
     MADE_ON_THE_WAY.iter().for_each(|name| drop(std::fs::remove_file(path(name))));
     let mut images = Vec::new();
-    match overlaid(what, &overlay) {
+    match overlaid(what, true, &overlay) {
         Ok(()) => images.push((overlay.clone(), "the main file with its log")),
         Err(Error::Damaged { detail }) => account.unusable.push(format!("the main file with its log: {detail}")),
         Err(e) => return Err(e),
@@ -135,34 +136,54 @@ fn from_files(what: &Destroyed<'_>, schema: Option<&dyn Schema>) -> Result<Accou
         None => account.unusable.push("there is no snapshot".into()),
     }
     let mut whole = sound_ones(images, &mut account);
+    let mut rows = Vec::new();
     if whole.first().is_none_or(|(path, _)| *path != overlay) {
-        // The files are no database together any more, but most of their pages are what they were.
-        whole.extend(sound_ones(rows_of(what, &mut account)?, &mut account));
+        // The files are no database together any more. The main file may be one by itself, if it is an older copy, and most of
+        // their pages are what they were.
+        let main = path(MAIN);
+        match overlaid(what, false, &main) {
+            Ok(()) => whole.extend(sound_ones(vec![(main, "the main file alone")], &mut account)),
+            Err(Error::Damaged { detail }) => account.unusable.push(format!("the main file alone: {detail}")),
+            Err(e) => return Err(e),
+        }
+        rows = sound_ones(rows_of(what, &mut account)?, &mut account);
     }
     if let Some(schema) = schema {
-        for (_, image) in &whole {
+        for (_, image) in whole.iter().chain(&rows) {
             for (key, count) in schema.inventory(image)? {
                 let known = account.expected.entry(key).or_default();
                 *known = count.max(*known);
             }
         }
     }
-    let mut whole = whole.into_iter();
-    if let Some((base, image)) = whole.next() {
-        // A file that SQLite has open is read by nobody else in this process.
-        drop(image);
-        let source = files::open(&base).map_err(|e| Error::io("read", &base, e))?;
-        let copy = captures::copy_file(&source, &base, &partial)?;
-        let (at, versions) = VERSIONS;
-        copy.write_all_at(&versions, at).map_err(|e| Error::io("write", &partial, e))?;
-        drop(copy);
-        if let Some(schema) = schema {
-            merge_all(schema, &partial, whole, &mut account)?;
-        }
-        let rebuilt = path(REBUILT);
-        std::fs::rename(&partial, &rebuilt).map_err(|e| Error::io("rename", &partial, e))?;
-        account.rebuilt = Some(rebuilt);
+    // What only has rows has neither indexes nor constraints, so it serves as the base only where nobody knows a better one.
+    let known_schema = schema.is_some();
+    let mut sources = whole.into_iter().chain(rows.into_iter().filter(|_| known_schema)).peekable();
+    let is_base = |path: &Path| ![OF_LOG, OF_TABLES].iter().any(|name| path.ends_with(name));
+    let base = sources.next_if(|(path, _)| is_base(path));
+    if base.is_none() && sources.peek().is_none() {
+        return Ok(account);
     }
+    let copy = match base {
+        Some((base, image)) => {
+            // A file that SQLite has open is read by nobody else in this process.
+            drop(image);
+            let source = files::open(&base).map_err(|e| Error::io("read", &base, e))?;
+            captures::copy_file(&source, &base, &partial)?
+        }
+        None => captures::create(&partial)?,
+    };
+    let (at, versions) = VERSIONS;
+    if copy.metadata().is_ok_and(|m| m.len() > 0) {
+        copy.write_all_at(&versions, at).map_err(|e| Error::io("write", &partial, e))?;
+    }
+    drop(copy);
+    if let Some(schema) = schema {
+        merge_all(schema, &partial, sources, &mut account)?;
+    }
+    let rebuilt = path(REBUILT);
+    std::fs::rename(&partial, &rebuilt).map_err(|e| Error::io("rename", &partial, e))?;
+    account.rebuilt = Some(rebuilt);
     MADE_ON_THE_WAY.iter().for_each(|name| drop(std::fs::remove_file(path(name))));
     Ok(account)
 }
@@ -213,7 +234,7 @@ fn merge_all(
 ) -> Result<()> {
     let live = connect(base)?;
     if !schema.current(&live)? {
-        // A snapshot may be older than the program.
+        // A snapshot may be older than the program, and a new file has nothing yet.
         transaction(&live, &|c| schema.migrate(c))?;
     }
     live.pragma_update(None, "foreign_keys", 0)?;
@@ -242,13 +263,13 @@ fn at_risk(what: &Destroyed<'_>) -> Option<(u32, u32)> {
     (what.destruction.member == Member::Wal).then_some((copied.saturating_add(1), frames))
 }
 
-fn overlaid(what: &Destroyed<'_>, to: &Path) -> Result<()> {
+fn overlaid(what: &Destroyed<'_>, with_log: bool, to: &Path) -> Result<()> {
     let damaged = |detail: String| Error::Damaged { detail };
     let main = member(what, Member::Main)?.ok_or_else(|| damaged("there is no main file".into()))?;
     let mut output = captures::create(to)?;
     let made = match member(what, Member::Wal)? {
-        Some(log) => image::overlay(&main, &log, &mut output),
-        None => image::overlay(&main, &Vec::new(), &mut output),
+        Some(log) if with_log => image::overlay(&main, &log, &mut output),
+        _ => image::overlay(&main, &Vec::new(), &mut output),
     };
     match made {
         Ok(_) => Ok(()),
