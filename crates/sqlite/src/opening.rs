@@ -13,7 +13,7 @@ use crate::options::{Event, Options, Schema};
 use crate::prepare::{self, Prepared};
 use crate::secure::Inspected;
 use crate::turnstile::Turnstile;
-use crate::{capture, captures, doubt, incidents, putback, recovery, side};
+use crate::{capture, captures, doubt, flush, incidents, putback, recovery, side};
 
 /// How often an open is begun anew because the main file was replaced, or a generation retired, meanwhile.
 const TRIES: usize = 21;
@@ -209,6 +209,9 @@ fn connect_to(family: &Family, options: &Options, prepared: &Prepared) -> Result
         && !schema.current(&connection)?
     {
         migrate(&record, &connection, schema.as_ref())?;
+        // What a process remembers of a log that was destroyed can only be run where the tables are. If somebody reads now, the
+        // next checkpoint does it.
+        let _ = flush::copy_beside_readers(&connection);
     }
     if prepared.fresh || !prepared.inspected.created_before() {
         side::mark_created(&prepared.inspected)?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
-use crate::error::{Error, Result};
+use crate::error::{Destruction, Error, Result};
 use crate::family::Member;
 use crate::flush::Committer;
 use crate::generation::Record;
@@ -18,11 +18,16 @@ use crate::keeper;
 use crate::members::{self, Registration};
 use crate::opening::{self, Opened};
 use crate::options::Event;
+use crate::reassemble::Destroyed;
+use crate::remembered::Remembered;
 use crate::retired::Kept;
 use crate::shared::{RETRY, Shared};
 use crate::turnstile::Turnstile;
 use crate::writer;
-use crate::{captures, destroyed, doubt, heal, incidents, park, proof, putback, recovery, retired, secure, side};
+use crate::{
+    captures, destroyed, doubt, flush, heal, incidents, park, proof, putback, reassemble, recovery, retired, secure,
+    side,
+};
 
 /// How long a recovery waits for the reads of its own process at a time. It holds a lock meanwhile that others want.
 const READS_END: Duration = Duration::from_millis(600);
@@ -63,7 +68,7 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
             // It costs others time when this process is not known, and nothing else.
             let _ = held.register_again(shared);
             let _ = shared.entry.stay(&shared.family);
-            if let Err(e) = turn(shared, &turnstile, &held) {
+            if let Err(e) = turn(shared, &turnstile, &mut held) {
                 shared.gate.fence(e);
             }
             continue;
@@ -78,9 +83,24 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
     }
     if !held.parked {
         rescue(shared, &mut held);
+        leave(shared, &mut held);
     }
     drop(held);
     shared.queue.abandon();
+}
+
+/// Has what this process wrote copied into the main file, for when it has ended nobody remembers it any more. Whoever is in
+/// the way does so soon.
+fn leave(shared: &Shared, held: &mut Held) {
+    held.memory.forget(held.record.index());
+    if held.memory.is_empty() || shared.gate.fenced() {
+        return;
+    }
+    if let (Some(connection), Ok(_lock)) = (&held.connection, recovery::try_shared(&shared.family))
+        && shared.gate.check().is_ok()
+    {
+        let _ = flush::copy_beside_readers(connection);
+    }
 }
 
 /// Before the last descriptor is closed: what was acknowledged may be in files that somebody has removed a moment ago, and
@@ -177,25 +197,26 @@ fn reopen(shared: &Shared, held: &mut Held) -> bool {
 }
 
 /// Waits for this process's turn and commits what has gathered by then.
-fn turn(shared: &Shared, turnstile: &Turnstile, held: &Held) -> Result<()> {
-    let Some(connection) = &held.connection else { return Ok(()) };
+fn turn(shared: &Shared, turnstile: &Turnstile, held: &mut Held) -> Result<()> {
+    let Held { connection: Some(connection), record, memory, .. } = held else { return Ok(()) };
     if !shared.queue.has_work() {
         return Ok(());
     }
     let turn = turnstile.enter()?;
     let mut batch = shared.queue.take();
-    let (gate, queue, options) = (&shared.gate, &shared.queue, &shared.options);
-    match writer::commit(connection, &held.record, &mut batch) {
-        Ok(()) if keeper::log_is_long(shared) => {
-            writer::acknowledge(connection, gate, &held.record, queue, options, batch);
+    let (gate, queue, options, signals) = (&shared.gate, &shared.queue, &shared.options, &shared.signals);
+    let writing = writer::Writing { connection, record, gate, queue, options, signals };
+    match writer::commit(&writing, &mut batch) {
+        Ok(span) if keeper::log_is_long(shared) => {
+            writer::acknowledge(&writing, memory, batch, span);
             keeper::finish(shared);
         }
-        Ok(()) => {
+        Ok(span) => {
             // The next process goes on while this one flushes and wakes up those who wait.
             drop(turn);
-            writer::acknowledge(connection, gate, &held.record, queue, options, batch);
+            writer::acknowledge(&writing, memory, batch, span);
         }
-        Err(e) => writer::recover(connection, gate, &held.record, queue, options, batch, e),
+        Err(e) => writer::recover(&writing, memory, batch, e),
     }
     Ok(())
 }
@@ -215,6 +236,10 @@ pub(crate) struct Held {
     kept: Option<Kept>,
     /// What was destroyed in place was kept and marked.
     marked: bool,
+    /// The writes that only the log has.
+    memory: Remembered,
+    /// What this process knew was added to what was put together.
+    told: bool,
     /// Everything is closed for the sake of structural work.
     parked: bool,
     /// What is told beside the database of being cut off, until the handle goes on.
@@ -239,6 +264,8 @@ impl Held {
             unflushed: false,
             kept: None,
             marked: false,
+            memory: Remembered::default(),
+            told: false,
             parked: false,
             story: None,
             member,
@@ -312,6 +339,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         held.marked = !held.marked || destroyed::mark(family)?.is_some();
         if held.marked {
             destroyed::keep(family, &held.record.generation(), destruction)?;
+            put_together(shared, held, destruction)?;
         }
     }
     let considerate = held.fenced_since.elapsed() < CONSIDERATE;
@@ -386,6 +414,32 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     shared.readers.admit();
     shared.gate.reopen(record);
     Ok(())
+}
+
+/// Adds what this process still has of a destroyed database to what is put together of it. Each process does so once. What
+/// keeps it from it, a full disk for example, is written into the mark: trying again and again would keep the disk full.
+fn put_together(shared: &Shared, held: &mut Held, destruction: &Destruction) -> Result<()> {
+    let family = &shared.family;
+    let Some(evidence) = destroyed::mark(family)?.and_then(|mark| mark.evidence).filter(|_| !held.told) else {
+        return Ok(());
+    };
+    let generation = held.record.generation();
+    let index = held.record.seen();
+    let what = Destroyed { family, generation: &generation, destruction, evidence: &evidence, index };
+    let account = reassemble::put_together(&what, &shared.options, &held.memory).unwrap_or_else(|e| {
+        let why = format!("what PID {} still had could not be added: {e}", std::process::id());
+        let mut account = reassemble::account(&evidence).unwrap_or_default();
+        account.lost.push(why.clone());
+        account.unusable.push(why);
+        account
+    });
+    if let Some(story) = &mut held.story {
+        story.put_together(&account, held.memory.len());
+        let _ = story.write(family);
+    }
+    held.told = true;
+    held.memory.clear();
+    destroyed::put_together(family, &account)
 }
 
 /// Closes every connection of this handle but the writer's.

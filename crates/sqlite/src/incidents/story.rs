@@ -34,6 +34,8 @@ pub struct Story {
     entries: Vec<Entry>,
     evidence: Vec<String>,
     done: Vec<String>,
+    /// What is lost of a destroyed database, now that what is left was put together; and what to type.
+    account: Option<(Option<String>, String)>,
 }
 
 impl Story {
@@ -69,6 +71,7 @@ impl Story {
             entries: Vec::new(),
             evidence: vec![format!("files in use before: {}", files_of(&generation))],
             done: Vec::new(),
+            account: None,
         };
         story.tell(format!("noticed that {}, and cut itself off: nothing is read or written any more", subject.what));
         story
@@ -126,6 +129,22 @@ impl Story {
         }
     }
 
+    /// Adds what this process did to put together what is left of a destroyed database. Each account holds those before it.
+    pub(crate) fn put_together(&mut self, account: &Account, run: usize) {
+        let Some(rebuilt) = &account.rebuilt else {
+            self.tell(format!("nothing could be put together: {}", account.unusable.join("; ")));
+            return;
+        };
+        let of = if account.sources.is_empty() { "nothing".to_owned() } else { account.sources.join(", ") };
+        self.did(format!(
+            "put together in {} what is left, from {of}, and {run} commits that it remembered",
+            rebuilt.display()
+        ));
+        let restore = format!("statehouse restore {} {}", shell_word(rebuilt), shell_word(&self.database));
+        let lost = (!account.lost.is_empty() || !account.complete).then(|| account.loss());
+        self.account = Some((lost, format!("Put what is left in the place of the database: {restore}")));
+    }
+
     /// Writes what was told so far.
     ///
     /// # Errors
@@ -173,6 +192,9 @@ impl Story {
             for step in &done {
                 let by = format!("PID {} ({}) {step}", process.pid, self.role);
                 incident.done = if incident.done.is_empty() { by } else { format!("{}; {by}", incident.done) };
+            }
+            if let Some((lost, next)) = &self.account {
+                (incident.lost, incident.next) = (lost.clone(), next.clone());
             }
             let back_at = matches!(end, Some(End::Back)).then(now_us);
             // A process that is cut off twice while others are still going over has met their recovery.
