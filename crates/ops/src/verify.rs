@@ -232,7 +232,7 @@ impl View {
                 "an anchor keeps files that the paths no longer name; what they hold may not have been copied yet",
             )
             .detail(names(&keeping))
-            .hint("Look at what the anchor says (`keeping`), and copy the files before it is stopped.");
+            .hint(first_capture(self.family(), &keeping));
         }
         if behind.is_empty() {
             let n = self.report.holders.len();
@@ -247,7 +247,7 @@ impl View {
         }
         Found::new(Outcome::Fail, "a process uses files that the paths no longer name")
             .detail(names(&behind))
-            .hint("Run `statehouse holders`, and keep what writes running until its deleted log is copied.")
+            .hint(first_capture(self.family(), &behind))
     }
 
     fn ghosts(&self) -> Found {
@@ -255,7 +255,7 @@ impl View {
             None => self.nobody("no process writes into deleted or replaced files"),
             Some(h) => Found::new(Outcome::Fail, format!("{} is writing into deleted or replaced files", name(h)))
                 .detail(format!("what stops it is: {}", h.stop))
-                .hint("Keep it running until its deleted log is copied; what it holds is nowhere else."),
+                .hint(format!("Keep it running, for what it holds is nowhere else, and {}", h.remedy())),
         }
     }
 
@@ -391,6 +391,16 @@ impl View {
             Err(e) => Found::error("the structure cannot be checked", &e),
         }
     }
+}
+
+/// What copies what these processes have, before they are stopped.
+fn first_capture(family: &Family, of: &[&Holder]) -> String {
+    let capture = match of {
+        [one] => one.capture.clone(),
+        _ => None,
+    };
+    let capture = capture.unwrap_or_else(|| holders::capture_command(family, None));
+    format!("Copy what is in these files before the process is stopped: {capture}")
 }
 
 /// True if this line of a check is about what a full-text index holds, and not about the pages of the file (fts5_main.c,

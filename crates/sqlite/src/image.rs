@@ -196,7 +196,7 @@ pub fn overlay(main: &dyn ReadAt, wal: &dyn ReadAt, output: &mut dyn Sink) -> Re
     Ok(image)
 }
 
-fn check_size(claimed: u32, highest: u64) -> Result<(), ImageError> {
+pub(crate) fn check_size(claimed: u32, highest: u64) -> Result<(), ImageError> {
     if u64::from(claimed) > highest.saturating_add(UNWRITTEN_PAGES) {
         return Err(ImageError::Size { pages: claimed });
     }

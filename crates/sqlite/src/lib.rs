@@ -17,6 +17,7 @@ pub mod family;
 pub mod header;
 pub mod holders;
 pub mod image;
+pub mod shell;
 pub mod wal;
 mod words;
 

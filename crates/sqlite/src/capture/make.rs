@@ -1,0 +1,415 @@
+//! Making one capture: opening, copying, proving, writing down, and putting it in place.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::copy::{self, Log};
+use super::find::{Ghost, Set, name};
+use super::open::{Closed, Open, open};
+use super::place::{Place, Staged};
+use super::{By, Capture, CapturedFile, CapturedMember, Manifest, Origin, TakeError, check};
+use crate::captures::{self, IMAGE, LOG, MANIFEST, WHOLE};
+use crate::error::{Error, Result};
+use crate::family::{Family, Generation, Identity};
+use crate::header::MainHeader;
+use crate::holders::Holder;
+use crate::image::{self, Sink as _};
+use crate::process;
+use crate::wal::{ReadAt as _, word};
+
+/// The copy of the shared index.
+const INDEX: &str = "shm.captured";
+
+/// Ends the name of a capture that has the log alone.
+const ALONE: &str = "-log";
+
+/// What manifest, directories and the flushing of them take.
+const MARGIN: u64 = 1 << 20;
+
+/// An index that is longer belongs to a log of more than half a gigabyte and is left out; it can be made again.
+const LONGEST_INDEX: u64 = 1 << 20;
+
+/// Is told how many bytes of how many were read.
+pub(super) type Watch<'a> = &'a dyn Fn(u64, u64);
+
+/// The files of a retired generation, open for reading. Whatever becomes of their process, they can be read to the end.
+struct Files {
+    holder: Holder,
+    mains: Vec<Open>,
+    log: Option<Open>,
+    index: Option<Open>,
+}
+
+impl Files {
+    /// Of whichever of the processes lets them be opened.
+    fn open(ghost: &Ghost, denied: &dyn Fn(&Holder) -> TakeError) -> Result<Files, TakeError> {
+        let mut why = None;
+        for (holder, set) in ghost.holders.iter().zip(&ghost.sets) {
+            match Files::of(holder, set) {
+                Ok(files) => return Ok(files),
+                Err(Closed::NotAllowed) => why = Some(denied(holder)),
+                Err(Closed::Gone) => {
+                    why = why.or_else(|| Some(TakeError::Ended { who: name(holder) }));
+                }
+                Err(Closed::Failed(e)) => {
+                    let path = format!("/proc/{}", holder.pid.unwrap_or(0));
+                    why = Some(Error::io("read the files of", Path::new(&path), e).into());
+                }
+            }
+        }
+        Err(why.unwrap_or_else(|| TakeError::Nothing { who: "nobody".into() }))
+    }
+
+    fn of(holder: &Holder, set: &Set) -> Result<Files, Closed> {
+        let log = set.log.as_ref().map(|log| open(holder, log)).transpose()?;
+        let mains: Vec<Result<Open, Closed>> = set.mains.iter().map(|main| open(holder, main)).collect();
+        if log.is_none() && mains.iter().all(Result::is_err) {
+            return Err(mains.into_iter().find_map(Result::err).unwrap_or(Closed::Gone));
+        }
+        let mains = mains.into_iter().flatten().collect();
+        let index = set.index.as_ref().and_then(|index| open(holder, index).ok());
+        Ok(Files { holder: holder.clone(), mains, log, index })
+    }
+
+    fn model(&self) -> Option<&Open> {
+        self.log.as_ref().or(self.mains.first())
+    }
+}
+
+/// What a copy turned out to be.
+struct Made {
+    log: Log,
+    image: Option<Imaged>,
+    /// Why there is no image.
+    detail: String,
+    main: Option<usize>,
+}
+
+struct Imaged {
+    page_size: u32,
+    pages: u64,
+    bytes: u64,
+    blake3: String,
+    /// What SQLite finds wrong with it.
+    unsound: String,
+    writer: Option<String>,
+}
+
+/// Captures a generation; true if it was captured before as it is.
+pub(super) fn make(
+    family: &Family,
+    ghost: &Ghost,
+    denied: &dyn Fn(&Holder) -> TakeError,
+    watch: Watch<'_>,
+) -> Result<(Capture, bool), TakeError> {
+    let files = Files::open(ghost, denied)?;
+    let Some(model) = files.model() else {
+        return Err(TakeError::Nothing { who: name(&files.holder) });
+    };
+    let place = Place::open(family, model.file.as_fd())?;
+    place.clear();
+    let done = in_place(family, ghost, &files, &place, watch);
+    if done.is_err() {
+        place.abandon();
+    }
+    done
+}
+
+fn in_place(
+    family: &Family,
+    ghost: &Ghost,
+    files: &Files,
+    place: &Place,
+    watch: Watch<'_>,
+) -> Result<(Capture, bool), TakeError> {
+    let staged = place.stage()?;
+    let at_path = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
+    let made = copies(files, place, &staged, watch)?;
+    let generation = Generation {
+        main: made.main.and_then(|n| files.mains.get(n)).map(|m| m.status.identity),
+        wal: files.log.as_ref().map(|l| l.status.identity),
+        shm: files.index.as_ref().map(|i| i.status.identity),
+    };
+    let id = id(generation.wal, &made, at_path.main.is_none());
+    let plain = id.strip_suffix(ALONE).unwrap_or(&id);
+    if let Some(before) = [id.as_str(), plain].into_iter().find(|id| place.has(id))
+        && let Some(capture) = super::read(&place.of(before))?
+    {
+        return Ok((capture, true));
+    }
+    let copied = seal(files, &staged, &made)?;
+    let manifest = manifest(family, ghost, files, &made, generation, at_path, copied, &id)?;
+    captures::write_text(&staged.path(), MANIFEST, &manifest)?;
+    let new = staged.publish(&id)?;
+    Ok((Capture { place: place.of(&id), id, origin: Origin::Statehouse, manifest }, !new))
+}
+
+/// Copies what there is room for.
+fn copies(files: &Files, place: &Place, staged: &Staged<'_>, watch: Watch<'_>) -> Result<Made, TakeError> {
+    let free = place.free()?;
+    let log_bytes = files.log.as_ref().map_or(0, |l| l.status.size);
+    let main_bytes = files.mains.iter().map(|m| m.status.size).max().unwrap_or(0);
+    let index_bytes = files.index.as_ref().map_or(0, |i| i.status.size).min(LONGEST_INDEX);
+    let alone = log_bytes + index_bytes + MARGIN;
+    // Each page of the log is in the image once at most.
+    let whole = alone + main_bytes + log_bytes;
+    let no_room = |needed: u64| TakeError::NoRoom {
+        numbers: format!(
+            "{free} bytes are free beside the database; the log has {log_bytes} bytes and the main file {main_bytes}, and \
+             {needed} bytes are needed for a copy of {}",
+            if files.log.is_some() { "the log alone" } else { "the main file" }
+        ),
+    };
+    if free < alone || files.log.is_none() && free < whole {
+        return Err(no_room(if files.log.is_some() { alone } else { whole }));
+    }
+    let detail;
+    if free < whole {
+        detail = format!("there was no room for an image: {free} bytes were free and it takes up to {whole}");
+    } else if files.mains.is_empty() {
+        detail = "the process had no main file open".into();
+    } else {
+        match with_image(files, staged, main_bytes + log_bytes, watch) {
+            Ok(Some(made)) => return Ok(made),
+            Ok(None) => {
+                detail = "main file and log never stood still together for ten seconds, so there is the log alone".into();
+            }
+            // Others fill the disk as well; the log has the rows.
+            Err(Error::Full) if files.log.is_some() => detail = "the disk became full while the image was made".into(),
+            Err(Error::Full) => return Err(no_room(whole)),
+            Err(e) => return Err(e.into()),
+        }
+        let _ = std::fs::remove_file(staged.path().join(IMAGE));
+    }
+    let Some(log) = &files.log else {
+        return Err(Error::Damaged { detail }.into());
+    };
+    let mut to = captures::create(&staged.path().join(LOG))?;
+    let told = |bytes| watch(bytes, log_bytes);
+    let io = |e| Error::io("copy to", &staged.path().join(LOG), e);
+    let copied = copy::both(None, Some((&log.file, &mut to)), &told).and_then(|stable| match stable {
+        Some(copied) => Ok(copied),
+        // Every part of it proves itself; it may only be less than there was.
+        None => copy::copy_log(&log.file, &mut to, &told),
+    });
+    match copied {
+        Ok(log) => Ok(Made { log, image: None, detail, main: None }),
+        Err(e) => match io(e) {
+            Error::Full => Err(no_room(alone)),
+            e => Err(e.into()),
+        },
+    }
+}
+
+/// Copies of the log and of each main file that it may belong to, until one fits.
+fn with_image(files: &Files, staged: &Staged<'_>, total: u64, watch: Watch<'_>) -> Result<Option<Made>> {
+    let path = staged.path().join(IMAGE);
+    let mut first: Option<Made> = None;
+    let candidates = (0..files.mains.len()).chain(if files.mains.len() > 1 { Some(0) } else { None });
+    for (n, last) in candidates.zip((1..).map(|n| n > files.mains.len())) {
+        let Some(main) = files.mains.get(n) else { continue };
+        let mut image = captures::create(&path)?;
+        let io = |e| Error::io("copy to", &path, e);
+        image.set_len(0).map_err(io)?;
+        let mut to = files.log.as_ref().map(|_| captures::create(&staged.path().join(LOG))).transpose()?;
+        let log = files.log.as_ref().zip(to.as_mut()).map(|(log, to)| (&log.file, to));
+        let Some(log) = copy::both(Some((&main.file, &mut image)), log, &|b| watch(b, total)).map_err(io)? else {
+            return Ok(None);
+        };
+        let detail = String::new();
+        let made = match overlay(&log, to.as_ref(), &mut image, &path)? {
+            Ok(imaged) => Made { log, image: Some(imaged), detail, main: Some(n) },
+            Err(detail) => Made { log, image: None, detail, main: None },
+        };
+        let sound = made.image.as_ref().is_some_and(|i| i.unsound.is_empty());
+        if sound || last || files.mains.len() == 1 {
+            first = Some(made);
+            break;
+        }
+        first.get_or_insert(made);
+    }
+    let Some(made) = first else { return Ok(None) };
+    if made.image.is_none() {
+        let _ = std::fs::remove_file(&path);
+        // Without a log there is nothing left.
+        if files.log.is_none() {
+            return Err(Error::Damaged { detail: made.detail });
+        }
+    }
+    Ok(Some(made))
+}
+
+/// Lays the log over the copy of the main file. The inner error says why that is no database.
+fn overlay(log: &Log, from: Option<&File>, image: &mut File, path: &Path) -> Result<Result<Imaged, String>> {
+    let io = |e| Error::io("write", path, e);
+    let length = image.metadata().map_err(io)?.len();
+    let header = |image: &File| MainHeader::read(image).map_err(io);
+    let page_size = match (log.header.filter(|_| log.size > 0), header(image)?) {
+        (Some(header), _) => header.page_size,
+        (None, Some(header)) => header.page_size,
+        (None, None) => return Ok(Err("neither the main file nor its log is an SQLite database".into())),
+    };
+    let step = u64::from(page_size);
+    if log.size > 0 {
+        let highest = log.pages.keys().next_back().map_or(0, |p| u64::from(*p)).max(length / step);
+        if image::check_size(log.size, highest).is_err() {
+            return Ok(Err(format!("the log claims {} pages and holds nothing like it", log.size)));
+        }
+        let mut page = vec![0; page_size as usize];
+        for (number, at) in &log.pages {
+            let read = from.map_or(Ok(false), |from| from.fill_at(&mut page, *at)).map_err(io)?;
+            if !read {
+                return Err(io(std::io::ErrorKind::UnexpectedEof.into()));
+            }
+            image.write_at(&page, u64::from(*number - 1) * step).map_err(io)?;
+        }
+        image.set_len(u64::from(log.size) * step).map_err(io)?;
+    }
+    let mut head = [0; 100];
+    if !image.fill_at(&mut head, 0).map_err(io)? || MainHeader::parse(&head).is_none() {
+        return Ok(Err("its first page is not that of an SQLite database".into()));
+    }
+    // A file by itself from now on, without a log.
+    image.write_at(&[1, 1], 18).map_err(io)?;
+    let writer = word(&head, 96);
+    let writer = format!("{}.{}.{}", writer / 1_000_000, writer / 1000 % 1000, writer % 1000);
+    let bytes = image.metadata().map_err(io)?.len();
+    let flushed = std::thread::scope(|scope| {
+        // The disk writes while the processor reads.
+        let flush = scope.spawn(|| image.sync_all());
+        let checked = copy::hash(image).map(|hash| (hash, check::unsound(path)));
+        let flushed = flush.join().unwrap_or_else(|_| Err(std::io::Error::other("the flush did not end")));
+        flushed.and(checked)
+    });
+    let (blake3, unsound) = flushed.map_err(io)?;
+    let writer = Some(writer).filter(|w| !w.starts_with("0."));
+    Ok(Ok(Imaged { page_size, pages: bytes / step, bytes, blake3, unsound, writer }))
+}
+
+/// Flushes what is not flushed yet, and copies the index.
+fn seal(files: &Files, staged: &Staged<'_>, made: &Made) -> Result<Vec<CapturedFile>> {
+    let mut copied = Vec::new();
+    if let Some(image) = &made.image {
+        copied.push(CapturedFile { name: IMAGE.into(), bytes: image.bytes, blake3: image.blake3.clone() });
+    }
+    if files.log.is_some() {
+        let path = staged.path().join(LOG);
+        captures::create(&path)?.sync_all().map_err(|e| Error::io("write", &path, e))?;
+        copied.push(CapturedFile { name: LOG.into(), bytes: made.log.bytes, blake3: made.log.blake3.clone() });
+    }
+    // It is evidence, no more: the log is read without it, so what keeps it from being copied is no failure.
+    if let Some(index) = files.index.as_ref().filter(|i| i.status.size <= LONGEST_INDEX) {
+        let path = staged.path().join(INDEX);
+        match captures::copy_file(&index.file, &path, &path).and_then(|copy| {
+            let bytes = copy.metadata().map(|m| m.len());
+            bytes.and_then(|b| Ok((b, copy::hash(&copy)?))).map_err(|e| Error::io("read", &path, e))
+        }) {
+            Ok((bytes, blake3)) => copied.push(CapturedFile { name: INDEX.into(), bytes, blake3 }),
+            Err(_) => drop(std::fs::remove_file(&path)),
+        }
+    }
+    Ok(copied)
+}
+
+/// One name for one state of one generation, as captures of our own processes have it.
+fn id(log: Option<Identity>, made: &Made, main_is_missing: bool) -> String {
+    let (inode, born) = log.map_or((0, 0), |i| (i.inode, i.born_ns.unwrap_or(0)));
+    let state = match made.log.header.filter(|_| made.log.frames > 0) {
+        Some(header) => format!("{:08x}{:08x}-{}", header.salts[0], header.salts[1], made.log.frames),
+        // Nothing but its content tells one main file from another.
+        None => {
+            let content = made.image.as_ref().map_or(&made.log.blake3, |i| &i.blake3);
+            format!("empty-{}", content.get(..16).unwrap_or_default())
+        }
+    };
+    let end = match &made.image {
+        None => ALONE,
+        Some(_) if main_is_missing => WHOLE,
+        Some(_) => "",
+    };
+    format!("{inode:x}-{born:x}-{state}{end}")
+}
+
+#[expect(clippy::too_many_arguments, reason = "each is a part of what is written down, and there is one caller")]
+fn manifest(
+    family: &Family,
+    ghost: &Ghost,
+    files: &Files,
+    made: &Made,
+    generation: Generation,
+    at_path: Generation,
+    copied: Vec<CapturedFile>,
+    id: &str,
+) -> Result<Manifest> {
+    let main = made.main.and_then(|n| files.mains.get(n)).or(files.mains.first());
+    let open: Vec<&Open> = main.into_iter().chain(&files.log).chain(&files.index).collect();
+    let member = |o: &&Open| {
+        let named = at_path.get(o.held.member);
+        CapturedMember {
+            member: o.held.member,
+            deleted: o.status.links == 0,
+            replaced: named.is_some_and(|n| n != o.status.identity),
+            bytes: o.status.size,
+        }
+    };
+    let lost = |o: &&&Open| at_path.get(o.held.member) != Some(o.status.identity);
+    let holder = &files.holder;
+    let unsigned = |pid: Option<i32>| pid.and_then(|p| u32::try_from(p).ok());
+    let pid = unsigned(holder.pid).unwrap_or(0);
+    let imaged = made.image.as_ref();
+    let frames = made.log.frames;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+    Ok(Manifest {
+        version: 2,
+        database: family.main().display().to_string(),
+        captured_at_unix_us: u64::try_from(now).unwrap_or(u64::MAX),
+        pid,
+        start_ticks: holder.start_ticks,
+        pids: ghost.holders.iter().filter_map(|h| unsigned(h.pid)).collect(),
+        command: holder.command.clone(),
+        role: holder.role.clone(),
+        by: Some(By { pid: std::process::id(), uid: rustix::process::geteuid().as_raw() }),
+        sqlite: rusqlite::version().to_owned(),
+        sqlite_library: library(pid),
+        sqlite_writer: imaged.and_then(|i| i.writer.clone()),
+        generation,
+        at_path: Some(at_path),
+        members_lost: open.iter().filter(lost).map(|o| o.held.member).collect(),
+        members: open.iter().map(member).collect(),
+        page_size: imaged.map(|i| i.page_size).or(made.log.header.map(|h| h.page_size)).unwrap_or(0),
+        salts: made.log.header.filter(|_| frames > 0).map(|h| h.salts),
+        frames,
+        transactions: made.log.transactions,
+        pages: imaged.map_or(u64::from(made.log.size), |i| i.pages),
+        sound: imaged.map(|i| i.unsound.is_empty()),
+        detail: imaged.map_or_else(|| made.detail.clone(), |i| i.unsound.clone()),
+        files: copied,
+        supersedes: older(family, generation, made, id)?,
+    })
+}
+
+/// The newest capture of the same log that has nothing which this one lacks.
+fn older(family: &Family, generation: Generation, made: &Made, id: &str) -> Result<Option<String>> {
+    let Some(log) = generation.wal else { return Ok(None) };
+    let salts = made.log.header.filter(|_| made.log.frames > 0).map(|h| h.salts);
+    let has_less = |c: &Capture| {
+        let further = c.manifest.salts == salts && c.manifest.frames <= made.log.frames;
+        // What a log held before it was begun anew is in the main file.
+        c.origin == Origin::Statehouse
+            && c.id != id
+            && c.manifest.generation.wal == Some(log)
+            && (further || c.manifest.salts != salts && made.image.is_some())
+    };
+    Ok(super::list(family)?.into_iter().rev().find(has_less).map(|c| c.id))
+}
+
+/// The name of the SQLite library that a process has mapped.
+fn library(pid: u32) -> Option<String> {
+    let mut text = Vec::new();
+    process::read_file(rustix::fs::CWD, &format!("/proc/{pid}/maps"), &mut text).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let names = text.lines().filter_map(|line| line.rsplit_once('/').map(|(_, name)| name));
+    names.filter(|name| name.contains("sqlite3") && name.contains(".so")).max_by_key(|n| n.starts_with("lib")).map(str::to_owned)
+}
