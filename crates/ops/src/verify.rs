@@ -264,7 +264,10 @@ impl View {
             None => self.nobody("every process that has it open holds its locks"),
             Some(h) => Found::new(Outcome::Fail, format!("{} has lost its locks", name(h)))
                 .detail(format!("main file: {}, shared index: {}", h.locks.shared, h.locks.dms))
-                .hint(format!("Stop it in an orderly way before anything else opens the database: {}", h.stop)),
+                .hint(match h.capture {
+                    Some(_) => format!("Before anything else opens the database, {}", h.remedy()),
+                    None => format!("Stop it in an orderly way before anything else opens the database: {}", h.stop),
+                }),
         }
     }
 
