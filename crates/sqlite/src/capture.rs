@@ -13,6 +13,7 @@ mod find;
 mod hermes;
 mod make;
 mod open;
+mod pin;
 mod place;
 mod take;
 

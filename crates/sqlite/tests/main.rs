@@ -11,6 +11,7 @@
 mod admission;
 mod anchor;
 mod aside;
+mod capture;
 mod corners;
 mod generations;
 mod gone;

@@ -8,13 +8,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::copy::{self, Log};
 use super::find::{Ghost, Set, name};
 use super::open::{Closed, Open, open};
+use super::pin::Pin;
 use super::place::{Place, Staged};
 use super::{By, Capture, CapturedFile, CapturedMember, Manifest, Origin, TakeError, check};
 use crate::captures::{self, IMAGE, LOG, MANIFEST, WHOLE};
 use crate::error::{Error, Result};
-use crate::family::{Family, Generation, Identity};
+use crate::family::{Family, Generation, Identity, Member, Status};
 use crate::header::MainHeader;
-use crate::holders::Holder;
+use crate::holders::{HeldFile, Holder};
 use crate::image::{self, Sink as _};
 use crate::process;
 use crate::wal::{ReadAt as _, word};
@@ -39,7 +40,9 @@ struct Files {
     holder: Holder,
     mains: Vec<Open>,
     log: Option<Open>,
-    index: Option<Open>,
+    index: Option<(Status, HeldFile)>,
+    /// Closed as soon as it was copied: whoever has an index open and none of a reader's locks looks as if it had lost them.
+    index_file: Option<File>,
 }
 
 impl Files {
@@ -70,7 +73,8 @@ impl Files {
         }
         let mains = mains.into_iter().flatten().collect();
         let index = set.index.as_ref().and_then(|index| open(holder, index).ok());
-        Ok(Files { holder: holder.clone(), mains, log, index })
+        let (index, index_file) = index.map(|o| ((o.status, o.held), o.file)).unzip();
+        Ok(Files { holder: holder.clone(), mains, log, index, index_file })
     }
 
     fn model(&self) -> Option<&Open> {
@@ -85,6 +89,7 @@ struct Made {
     /// Why there is no image.
     detail: String,
     main: Option<usize>,
+    index: Option<CapturedFile>,
 }
 
 struct Imaged {
@@ -104,13 +109,13 @@ pub(super) fn make(
     denied: &dyn Fn(&Holder) -> TakeError,
     watch: Watch<'_>,
 ) -> Result<(Capture, bool), TakeError> {
-    let files = Files::open(ghost, denied)?;
+    let mut files = Files::open(ghost, denied)?;
     let Some(model) = files.model() else {
         return Err(TakeError::Nothing { who: name(&files.holder) });
     };
     let place = Place::open(family, model.file.as_fd())?;
     place.clear();
-    let done = in_place(family, ghost, &files, &place, watch);
+    let done = in_place(family, ghost, &mut files, &place, watch);
     if done.is_err() {
         place.abandon();
     }
@@ -120,17 +125,19 @@ pub(super) fn make(
 fn in_place(
     family: &Family,
     ghost: &Ghost,
-    files: &Files,
+    files: &mut Files,
     place: &Place,
     watch: Watch<'_>,
 ) -> Result<(Capture, bool), TakeError> {
     let staged = place.stage()?;
     let at_path = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
-    let made = copies(files, place, &staged, watch)?;
+    let made = copies(files, at_path, place, &staged, watch)?;
+    files.index_file = None;
+    let files = &*files;
     let generation = Generation {
         main: made.main.and_then(|n| files.mains.get(n)).map(|m| m.status.identity),
         wal: files.log.as_ref().map(|l| l.status.identity),
-        shm: files.index.as_ref().map(|i| i.status.identity),
+        shm: files.index.as_ref().map(|(status, _)| status.identity),
     };
     let id = id(generation.wal, &made, at_path.main.is_none());
     let plain = id.strip_suffix(ALONE).unwrap_or(&id);
@@ -147,19 +154,26 @@ fn in_place(
 }
 
 /// Copies what there is room for.
-fn copies(files: &Files, place: &Place, staged: &Staged<'_>, watch: Watch<'_>) -> Result<Made, TakeError> {
+fn copies(
+    files: &mut Files,
+    at_path: Generation,
+    place: &Place,
+    staged: &Staged<'_>,
+    watch: Watch<'_>,
+) -> Result<Made, TakeError> {
     let free = place.free()?;
     let log_bytes = files.log.as_ref().map_or(0, |l| l.status.size);
     let main_bytes = files.mains.iter().map(|m| m.status.size).max().unwrap_or(0);
-    let index_bytes = files.index.as_ref().map_or(0, |i| i.status.size).min(LONGEST_INDEX);
+    let index_bytes = files.index.as_ref().map_or(0, |(status, _)| status.size).min(LONGEST_INDEX);
     let alone = log_bytes + index_bytes + MARGIN;
     // Each page of the log is in the image once at most.
     let whole = alone + main_bytes + log_bytes;
+    let has_log = files.log.is_some();
     let no_room = |needed: u64| TakeError::NoRoom {
         numbers: format!(
             "{free} bytes are free beside the database; the log has {log_bytes} bytes and the main file {main_bytes}, and \
              {needed} bytes are needed for a copy of {}",
-            if files.log.is_some() { "the log alone" } else { "the main file" }
+            if has_log { "the log alone" } else { "the main file" }
         ),
     };
     if free < alone || files.log.is_none() && free < whole {
@@ -171,7 +185,7 @@ fn copies(files: &Files, place: &Place, staged: &Staged<'_>, watch: Watch<'_>) -
     } else if files.mains.is_empty() {
         detail = "the process had no main file open".into();
     } else {
-        match with_image(files, staged, main_bytes + log_bytes, watch) {
+        match with_image(files, at_path, staged, main_bytes + log_bytes, watch) {
             Ok(Some(made)) => return Ok(made),
             Ok(None) => {
                 detail = "main file and log never stood still together for ten seconds, so there is the log alone".into();
@@ -195,7 +209,7 @@ fn copies(files: &Files, place: &Place, staged: &Staged<'_>, watch: Watch<'_>) -
         None => copy::copy_log(&log.file, &mut to, &told),
     });
     match copied {
-        Ok(log) => Ok(Made { log, image: None, detail, main: None }),
+        Ok(log) => Ok(Made { log, image: None, detail, main: None, index: copy_index(files, staged) }),
         Err(e) => match io(e) {
             Error::Full => Err(no_room(alone)),
             e => Err(e.into()),
@@ -204,8 +218,15 @@ fn copies(files: &Files, place: &Place, staged: &Staged<'_>, watch: Watch<'_>) -
 }
 
 /// Copies of the log and of each main file that it may belong to, until one fits.
-fn with_image(files: &Files, staged: &Staged<'_>, total: u64, watch: Watch<'_>) -> Result<Option<Made>> {
+fn with_image(
+    files: &mut Files,
+    at_path: Generation,
+    staged: &Staged<'_>,
+    total: u64,
+    watch: Watch<'_>,
+) -> Result<Option<Made>> {
     let path = staged.path().join(IMAGE);
+    let mut index = None;
     let mut first: Option<Made> = None;
     let candidates = (0..files.mains.len()).chain(if files.mains.len() > 1 { Some(0) } else { None });
     for (n, last) in candidates.zip((1..).map(|n| n > files.mains.len())) {
@@ -215,16 +236,25 @@ fn with_image(files: &Files, staged: &Staged<'_>, total: u64, watch: Watch<'_>) 
         image.set_len(0).map_err(io)?;
         let mut to = files.log.as_ref().map(|_| captures::create(&staged.path().join(LOG))).transpose()?;
         let log = files.log.as_ref().zip(to.as_mut()).map(|(log, to)| (&log.file, to));
-        let Some(log) = copy::both(Some((&main.file, &mut image)), log, &|b| watch(b, total)).map_err(io)? else {
-            return Ok(None);
-        };
+        let named = files.index.as_ref().is_some_and(|(status, _)| at_path.shm == Some(status.identity));
+        let pin = files.index_file.as_ref().map(|index| Pin::take(&main.file, index, named));
+        let copied = copy::both(Some((&main.file, &mut image)), log, &|b| watch(b, total)).map_err(io)?;
+        let last = last || files.mains.len() == 1;
+        if pin.is_some() && index.is_none() {
+            index = copy_index(files, staged);
+        }
+        drop(pin);
+        if last {
+            files.index_file = None;
+        }
+        let Some(log) = copied else { return Ok(None) };
         let detail = String::new();
         let made = match overlay(&log, to.as_ref(), &mut image, &path)? {
-            Ok(imaged) => Made { log, image: Some(imaged), detail, main: Some(n) },
-            Err(detail) => Made { log, image: None, detail, main: None },
+            Ok(imaged) => Made { log, image: Some(imaged), detail, main: Some(n), index: index.clone() },
+            Err(detail) => Made { log, image: None, detail, main: None, index: index.clone() },
         };
         let sound = made.image.as_ref().is_some_and(|i| i.unsound.is_empty());
-        if sound || last || files.mains.len() == 1 {
+        if sound || last {
             first = Some(made);
             break;
         }
@@ -288,7 +318,7 @@ fn overlay(log: &Log, from: Option<&File>, image: &mut File, path: &Path) -> Res
     Ok(Ok(Imaged { page_size, pages: bytes / step, bytes, blake3, unsound, writer }))
 }
 
-/// Flushes what is not flushed yet, and copies the index.
+/// Flushes what is not flushed yet.
 fn seal(files: &Files, staged: &Staged<'_>, made: &Made) -> Result<Vec<CapturedFile>> {
     let mut copied = Vec::new();
     if let Some(image) = &made.image {
@@ -299,18 +329,25 @@ fn seal(files: &Files, staged: &Staged<'_>, made: &Made) -> Result<Vec<CapturedF
         captures::create(&path)?.sync_all().map_err(|e| Error::io("write", &path, e))?;
         copied.push(CapturedFile { name: LOG.into(), bytes: made.log.bytes, blake3: made.log.blake3.clone() });
     }
-    // It is evidence, no more: the log is read without it, so what keeps it from being copied is no failure.
-    if let Some(index) = files.index.as_ref().filter(|i| i.status.size <= LONGEST_INDEX) {
-        let path = staged.path().join(INDEX);
-        match captures::copy_file(&index.file, &path, &path).and_then(|copy| {
-            let bytes = copy.metadata().map(|m| m.len());
-            bytes.and_then(|b| Ok((b, copy::hash(&copy)?))).map_err(|e| Error::io("read", &path, e))
-        }) {
-            Ok((bytes, blake3)) => copied.push(CapturedFile { name: INDEX.into(), bytes, blake3 }),
-            Err(_) => drop(std::fs::remove_file(&path)),
-        }
-    }
+    copied.extend(made.index.clone());
     Ok(copied)
+}
+
+/// Copies the index. It is evidence, no more: the log is read without it, so what keeps it from being copied is no failure.
+fn copy_index(files: &Files, staged: &Staged<'_>) -> Option<CapturedFile> {
+    let index = files.index_file.as_ref()?;
+    let path = staged.path().join(INDEX);
+    if files.index.as_ref().is_none_or(|(status, _)| status.size > LONGEST_INDEX) {
+        return None;
+    }
+    let copied = captures::copy_file(index, &path, &path).ok().and_then(|copy| {
+        let bytes = copy.metadata().ok()?.len();
+        Some(CapturedFile { name: INDEX.into(), bytes, blake3: copy::hash(&copy).ok()? })
+    });
+    if copied.is_none() {
+        let _ = std::fs::remove_file(&path);
+    }
+    copied
 }
 
 /// One name for one state of one generation, as captures of our own processes have it.
@@ -344,17 +381,18 @@ fn manifest(
     id: &str,
 ) -> Result<Manifest> {
     let main = made.main.and_then(|n| files.mains.get(n)).or(files.mains.first());
-    let open: Vec<&Open> = main.into_iter().chain(&files.log).chain(&files.index).collect();
-    let member = |o: &&Open| {
-        let named = at_path.get(o.held.member);
+    let open = main.into_iter().chain(&files.log).map(|o| (&o.status, o.held.member));
+    let open: Vec<(&Status, Member)> = open.chain(files.index.iter().map(|(s, held)| (s, held.member))).collect();
+    let member = |(status, member): &(&Status, Member)| {
+        let named = at_path.get(*member);
         CapturedMember {
-            member: o.held.member,
-            deleted: o.status.links == 0,
-            replaced: named.is_some_and(|n| n != o.status.identity),
-            bytes: o.status.size,
+            member: *member,
+            deleted: status.links == 0,
+            replaced: named.is_some_and(|n| n != status.identity),
+            bytes: status.size,
         }
     };
-    let lost = |o: &&&Open| at_path.get(o.held.member) != Some(o.status.identity);
+    let lost = |(status, member): &&(&Status, Member)| at_path.get(*member) != Some(status.identity);
     let holder = &files.holder;
     let unsigned = |pid: Option<i32>| pid.and_then(|p| u32::try_from(p).ok());
     let pid = unsigned(holder.pid).unwrap_or(0);
@@ -376,7 +414,7 @@ fn manifest(
         sqlite_writer: imaged.and_then(|i| i.writer.clone()),
         generation,
         at_path: Some(at_path),
-        members_lost: open.iter().filter(lost).map(|o| o.held.member).collect(),
+        members_lost: open.iter().filter(lost).map(|(_, member)| *member).collect(),
         members: open.iter().map(member).collect(),
         page_size: imaged.map(|i| i.page_size).or(made.log.header.map(|h| h.page_size)).unwrap_or(0),
         salts: made.log.header.filter(|_| frames > 0).map(|h| h.salts),
