@@ -22,5 +22,6 @@ mod modes;
 mod readme;
 mod refusals;
 mod removed;
+mod retired_capture;
 mod situations;
 mod up;

@@ -164,7 +164,10 @@ fn a_database_of_which_no_file_has_a_name_any_more_is_captured() {
 fn a_main_file_that_a_second_generation_has_changed_is_kept_and_called_unsound() {
     let (_directory, path) = database();
     let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000)";
-    visitor(&path, &format!("CREATE TABLE o(a, b); CREATE INDEX i ON o(b); {many} INSERT INTO o SELECT i, i || 'x' FROM n"));
+    visitor(
+        &path,
+        &format!("CREATE TABLE o(a, b); CREATE INDEX i ON o(b); {many} INSERT INTO o SELECT i, i || 'x' FROM n"),
+    );
     let mut ghost = ghost(&path, 10);
     // The others begin a log of their own, put everything elsewhere, and copy it into the main file that both have.
     visitor(&path, "DELETE FROM o WHERE a % 3 = 0; UPDATE o SET b = 'y' || b; VACUUM; PRAGMA wal_checkpoint(TRUNCATE)");
@@ -319,7 +322,8 @@ fn copies_that_hermes_agent_made_are_listed_and_read() {
     for other in ["s.db.retired-wal-20261130-130000-1.partial", "s.db.retired-wal-20261130-140000-1"] {
         std::fs::create_dir(directory.path().join(other)).unwrap();
     }
-    std::fs::copy(with(&path, "-wal"), directory.path().join("s.db.retired-wal-20261130-130000-1.partial/s.db-wal")).unwrap();
+    std::fs::copy(with(&path, "-wal"), directory.path().join("s.db.retired-wal-20261130-130000-1.partial/s.db-wal"))
+        .unwrap();
     std::os::unix::fs::symlink(&place, directory.path().join("s.db.retired-wal-20261130-150000-1")).unwrap();
 
     let found = capture::list(&Family::of(&path).unwrap()).unwrap();
@@ -381,8 +385,7 @@ fn storm(name: &str, autocheckpoint: u32, times: usize) {
             image.query_row("SELECT count(*), max(id) FROM m", [], |r| Ok((r.get(0)?, r.get(1)?))).unwrap();
         assert_eq!(rows, last, "a prefix, and every row of it: {:#?}", made.manifest);
         assert!(rows >= before, "{before} rows were acknowledged before, and {rows} are there: {:#?}", made.manifest);
-        let updated: i64 =
-            image.query_row("SELECT count(*) FROM m WHERE t LIKE '%u'", [], |r| r.get(0)).unwrap();
+        let updated: i64 = image.query_row("SELECT count(*) FROM m WHERE t LIKE '%u'", [], |r| r.get(0)).unwrap();
         assert!(updated + 2 >= rows / 3, "of {rows} rows {updated} were updated");
         proves_itself(&made);
         different += u64::from(!already);

@@ -19,8 +19,10 @@ fn found(image: &Path) -> crate::Result<String> {
         // An index with a tokenizer that this SQLite does not have keeps it from looking at anything; the tables one by one
         // can be looked at.
         Err(rusqlite::Error::SqliteFailure(e, _)) if e.code == ErrorCode::Unknown => {
-            let tables =
-                lines(&connection, "SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage > 0 ORDER BY name")?;
+            let tables = lines(
+                &connection,
+                "SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage > 0 ORDER BY name",
+            )?;
             let mut all = Vec::new();
             for table in tables {
                 let name = table.replace('"', "\"\"");

@@ -18,7 +18,9 @@ pub enum TakeError {
         who: String,
     },
     /// The process has only a part with which nothing can be done.
-    #[error("{who} has only the shared index of a deleted log; the index holds no row, and nobody has the log any more")]
+    #[error(
+        "{who} has only the shared index of a deleted log; the index holds no row, and nobody has the log any more"
+    )]
     OnlyIndex {
         /// Who it is.
         who: String,
@@ -80,7 +82,8 @@ impl TakeError {
     pub fn hint(&self) -> String {
         match self {
             TakeError::NoProcess { .. } | TakeError::Nothing { .. } => {
-                "`statehouse holders` with this path shows who uses the database, and who has deleted files of it.".into()
+                "`statehouse holders` with this path shows who uses the database, and who has deleted files of it."
+                    .into()
             }
             TakeError::OnlyIndex { .. } => "Nothing of this process is lost when it is stopped.".into(),
             TakeError::Own { .. } => "Nothing needs to be done.".into(),
@@ -89,7 +92,8 @@ impl TakeError {
                 "Keep the process running. Free so much on this volume, and type the same again.".into()
             }
             TakeError::Ended { .. } => {
-                "Run `statehouse retired list` with this path: an earlier capture, or another process, may have it.".into()
+                "Run `statehouse retired list` with this path: an earlier capture, or another process, may have it."
+                    .into()
             }
             TakeError::Database(e) => e.hint().into(),
         }

@@ -54,9 +54,8 @@ fn read(place: PathBuf, id: String) -> Result<Option<Capture>> {
     let commit = wal::last_commit(&log).map_err(|e| Error::io("read", &path, e))?;
     let text = files::read_to_string(&place.join(MANIFEST), 1 << 20).unwrap_or_default();
     let said: Value = serde_json::from_str(&text).unwrap_or_default();
-    let identity = |v: &Value| {
-        Some(Identity { device: v.get(0)?.as_u64()?, inode: v.get(1)?.as_u64()?, born_ns: None })
-    };
+    let identity =
+        |v: &Value| Some(Identity { device: v.get(0)?.as_u64()?, inode: v.get(1)?.as_u64()?, born_ns: None });
     let generation = Generation {
         main: identity(&said["main"]["identity"]),
         wal: identity(&said["wal"]["identity"]),

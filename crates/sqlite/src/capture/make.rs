@@ -188,7 +188,8 @@ fn copies(
         match with_image(files, at_path, staged, main_bytes + log_bytes, watch) {
             Ok(Some(made)) => return Ok(made),
             Ok(None) => {
-                detail = "main file and log never stood still together for ten seconds, so there is the log alone".into();
+                detail =
+                    "main file and log never stood still together for ten seconds, so there is the log alone".into();
             }
             // Others fill the disk as well; the log has the rows.
             Err(Error::Full) if files.log.is_some() => detail = "the disk became full while the image was made".into(),
@@ -449,5 +450,8 @@ fn library(pid: u32) -> Option<String> {
     process::read_file(rustix::fs::CWD, &format!("/proc/{pid}/maps"), &mut text).ok()?;
     let text = String::from_utf8_lossy(&text);
     let names = text.lines().filter_map(|line| line.rsplit_once('/').map(|(_, name)| name));
-    names.filter(|name| name.contains("sqlite3") && name.contains(".so")).max_by_key(|n| n.starts_with("lib")).map(str::to_owned)
+    names
+        .filter(|name| name.contains("sqlite3") && name.contains(".so"))
+        .max_by_key(|n| n.starts_with("lib"))
+        .map(str::to_owned)
 }

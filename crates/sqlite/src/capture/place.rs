@@ -70,7 +70,8 @@ impl Place {
 
     /// Bytes that this user may still write there.
     pub(super) fn free(&self) -> Result<u64> {
-        let volume = rustix::fs::fstatvfs(&self.retired).map_err(|e| Error::io("ask for the free space of", &self.path, e))?;
+        let volume =
+            rustix::fs::fstatvfs(&self.retired).map_err(|e| Error::io("ask for the free space of", &self.path, e))?;
         let blocks = if rustix::process::geteuid().is_root() { volume.f_bfree } else { volume.f_bavail };
         Ok(blocks.saturating_mul(volume.f_frsize))
     }
@@ -173,7 +174,8 @@ impl Staged<'_> {
         rustix::fs::fsync(&self.directory).map_err(io("flush"))?;
         let (from, to) = (self.name.as_str(), id);
         let renamed =
-            match rustix::fs::renameat_with(&self.place.retired, from, &self.place.retired, to, RenameFlags::NOREPLACE) {
+            match rustix::fs::renameat_with(&self.place.retired, from, &self.place.retired, to, RenameFlags::NOREPLACE)
+            {
                 // A plain rename replaces no directory that has files.
                 Err(Errno::INVAL | Errno::NOSYS) => {
                     rustix::fs::renameat(&self.place.retired, from, &self.place.retired, to)
@@ -185,7 +187,9 @@ impl Staged<'_> {
             Err(Errno::EXIST | Errno::NOTEMPTY) => return Ok(false),
             Err(e) => return Err(io("rename")(e)),
         }
-        rustix::fs::fsync(&self.place.retired).and_then(|()| rustix::fs::fsync(&self.place.side)).map_err(io("flush"))?;
+        rustix::fs::fsync(&self.place.retired)
+            .and_then(|()| rustix::fs::fsync(&self.place.side))
+            .map_err(io("flush"))?;
         // The directory beside the database may be new.
         if let Some(parent) = self.place.side_path.parent() {
             captures::sync_directory(parent)?;

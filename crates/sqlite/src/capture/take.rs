@@ -3,6 +3,7 @@
 use super::find::{self, name};
 use super::make::make;
 use super::{Capture, TakeError};
+use crate::admission::ANCHOR;
 use crate::error::Result;
 use crate::family::{Family, Member};
 use crate::holders::{self, Holder, Standing, Via};
@@ -83,7 +84,8 @@ pub fn take(family: &Family, wanted: &Wanted<'_>) -> Result<Taken, TakeError> {
         match make(family, &ghost, &denied, wanted.watch) {
             Ok((capture, already)) => {
                 let stop = ghost.holders.iter().map(|h| h.stop.as_str()).collect::<Vec<_>>().join("; ");
-                let foreign = ghost.holders.iter().all(|h| h.role.is_none());
+                // An anchor only keeps what somebody else has lost.
+                let foreign = ghost.holders.iter().all(|h| h.role.as_deref().is_none_or(|r| r == ANCHOR));
                 let incident = (foreign && !already).then(|| report(family, wanted.role, &ghost, &capture)).flatten();
                 taken.captures.push(Took { capture, already, pids, stop, incident });
             }

@@ -16,8 +16,8 @@ use super::{Evidence, Holder, Namespace, Report, Verdict, elsewhere};
 use crate::error::Result;
 use crate::family::{Family, Member, Status};
 use crate::ofd::Range;
-use crate::shell;
 use crate::process::{self, Powers, ProcessId, Stat};
+use crate::shell;
 
 /// `PROC_PID_INIT_INO` of `linux/proc_ns.h`.
 const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;

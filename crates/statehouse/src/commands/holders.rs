@@ -96,7 +96,9 @@ fn text(report: &Report) -> String {
             .holders
             .iter()
             .filter(|h| h.held_bytes > 0)
-            .map(|h| format!("PID {}: {}", h.pid.map_or_else(|| "?".to_owned(), |p| p.to_string()), bytes(h.held_bytes)))
+            .map(|h| {
+                format!("PID {}: {}", h.pid.map_or_else(|| "?".to_owned(), |p| p.to_string()), bytes(h.held_bytes))
+            })
             .collect();
         out.push_str(&format!(
             "{} of the disk are in deleted files that are still open ({}), and free again once their holders have ended.\n",
@@ -114,7 +116,10 @@ fn text(report: &Report) -> String {
 fn remedy(h: &Holder) -> String {
     let who = h.pid.map_or_else(|| "what cannot be seen from here".to_owned(), |pid| format!("PID {pid}"));
     if let Some(capture) = &h.capture {
-        return format!("{who} has deleted or replaced files open; to copy them: {capture}; to stop it then: {}", h.stop);
+        return format!(
+            "{who} has deleted or replaced files open; to copy them: {capture}; to stop it then: {}",
+            h.stop
+        );
     }
     format!("to stop {who}: {}", h.stop)
 }

@@ -39,7 +39,8 @@ struct Told {
 impl Told {
     fn of(capture: &Capture) -> Told {
         let m = &capture.manifest;
-        let moment = i64::try_from(m.captured_at_unix_us).ok().and_then(|us| jiff::Timestamp::from_microsecond(us).ok());
+        let moment =
+            i64::try_from(m.captured_at_unix_us).ok().and_then(|us| jiff::Timestamp::from_microsecond(us).ok());
         let image = match capture.origin {
             capture::Origin::Statehouse => capture.image(&capture.place).is_ok_and(|i| i.is_some()),
             capture::Origin::Hermes => m.files.iter().any(|f| !f.name.ends_with("-wal") && !f.name.ends_with("-shm")),
@@ -128,7 +129,8 @@ fn text(document: &Value, path: &str) -> String {
     let mut out = String::new();
     for c in list("captures") {
         let pids: Vec<String> = c["pids"].as_array().into_iter().flatten().map(Value::to_string).collect();
-        let done = if c["already"] == true { "was captured before, and has written nothing since" } else { "is captured" };
+        let done =
+            if c["already"] == true { "was captured before, and has written nothing since" } else { "is captured" };
         out.push_str(&format!(
             "What PID {} has in deleted or replaced files of {} {done}: {} transactions in {} frames, {}.\n  {}\n",
             pids.join(", "),
