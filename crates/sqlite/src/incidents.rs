@@ -156,6 +156,11 @@ fn directory(family: &Family) -> PathBuf {
     family.side_directory().join(DIRECTORY)
 }
 
+/// The file of an incident.
+pub(crate) fn path(family: &Family, id: &str) -> PathBuf {
+    directory(family).join(format!("{id}.json"))
+}
+
 fn now_us() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_micros()).unwrap_or(u64::MAX)

@@ -1,6 +1,6 @@
 //! What another process has in deleted or replaced files is captured whole, while it goes on writing.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::json;

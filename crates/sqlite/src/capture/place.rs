@@ -140,6 +140,17 @@ fn owner(family: &Family, model: BorrowedFd<'_>) -> Result<Owner> {
     Ok(Owner(Some((status.st_uid, status.st_gid))))
 }
 
+/// Gives what root has written beside somebody's database to whom `model` belongs. A link is not followed.
+pub(super) fn give_as(model: &Path, file: &Path) {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    if let Ok(status) = rustix::fs::lstat(model) {
+        let (uid, gid) = (Some(Uid::from_raw(status.st_uid)), Some(Gid::from_raw(status.st_gid)));
+        let _ = rustix::fs::chownat(CWD, file, uid, gid, AtFlags::SYMLINK_NOFOLLOW);
+    }
+}
+
 /// A directory in which a capture is made. Dropped before it was published, it is removed.
 #[derive(Debug)]
 pub(super) struct Staged<'a> {

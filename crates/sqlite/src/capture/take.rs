@@ -164,5 +164,7 @@ fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -
         outcome: Outcome::Waits,
         open: true,
     };
-    incidents::report(family, incident).ok()
+    let id = incidents::report(family, incident).ok()?;
+    super::place::give_as(&capture.place, &incidents::path(family, &id));
+    Some(id)
 }
