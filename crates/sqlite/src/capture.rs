@@ -12,6 +12,7 @@ mod error;
 mod find;
 mod hermes;
 mod make;
+mod note;
 mod open;
 mod pin;
 mod place;

@@ -10,7 +10,7 @@ use statehouse_sqlite::rusqlite::Connection;
 use statehouse_sqlite::{Family, Member, holders, immutable};
 
 use crate::holders::{database, holder};
-use crate::support::{Random, Sibling, Volume, visitor, wait_for, with};
+use crate::support::{Sibling, Volume, visitor, wait_for, with};
 
 pub(crate) fn take(path: &Path, whose: Whose) -> Result<Taken, TakeError> {
     let family = Family::of(path).unwrap();
@@ -43,7 +43,7 @@ fn rows(capture: &Capture, text: &str) -> i64 {
 }
 
 /// Every file is what the manifest says of it, by a program of its own where there is one.
-fn proves_itself(capture: &Capture) {
+pub(crate) fn proves_itself(capture: &Capture) {
     for file in &capture.manifest.files {
         let bytes = std::fs::read(capture.place.join(&file.name)).unwrap();
         assert_eq!(bytes.len() as u64, file.bytes, "{}", file.name);
@@ -51,7 +51,7 @@ fn proves_itself(capture: &Capture) {
     }
 }
 
-fn unlink_sidecars(path: &Path) {
+pub(crate) fn unlink_sidecars(path: &Path) {
     for suffix in ["-wal", "-shm"] {
         std::fs::remove_file(with(path, suffix)).unwrap();
     }
@@ -146,6 +146,37 @@ fn a_main_file_that_was_renamed_over_is_captured_with_its_log() {
     assert!(main.deleted && main.replaced, "{main:?}");
     let told = incidents::list(&Family::of(&path).unwrap()).unwrap();
     assert_eq!((told.len(), told[0].kind), (1, Kind::ReplacedFile));
+}
+
+#[test]
+fn a_file_in_rollback_mode_that_was_replaced_is_captured_when_its_transaction_has_ended() {
+    let (directory, path) = database();
+    let mut ghost = holder(&path);
+    ghost.sql("PRAGMA journal_mode=DELETE");
+    ghost.sql("PRAGMA cache_size=5");
+    ghost.sql("BEGIN IMMEDIATE");
+    let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000)";
+    // More than it keeps in memory, so half of it is in the file already.
+    ghost.sql(&format!("{many} INSERT INTO m(t) SELECT 'ghost ' || i FROM n"));
+    let other = directory.path().join("other.db");
+    visitor(&other, "CREATE TABLE m(id INTEGER PRIMARY KEY, t)");
+    std::fs::rename(&other, &path).unwrap();
+    let pid = ghost.pid();
+    let taking = std::thread::spawn({
+        let path = path.clone();
+        move || of(&path, pid).0
+    });
+    wait_for("the capture is begun", || with(&path, ".statehouse").join("retired").exists());
+    ghost.sql("COMMIT");
+    let made = taking.join().unwrap();
+    let (rows, whole): (i64, i64) = image(&made)
+        .query_row("SELECT count(*), count(*) FILTER (WHERE t LIKE 'ghost %') FROM m", [], |r| {
+            Ok((r.get(0)?, r.get(1)?))
+        })
+        .unwrap();
+    assert_eq!((rows, whole), (3002, 3000));
+    let (again, already) = of(&path, pid);
+    assert!(already && again.id == made.id);
 }
 
 #[test]
@@ -336,77 +367,4 @@ fn copies_that_hermes_agent_made_are_listed_and_read() {
     let count: i64 = made.query_row("SELECT count(*) FROM m WHERE t = 'ghost'", [], |r| r.get(0)).unwrap();
     assert_eq!(count, 9);
     assert_eq!(names(&place), ["manifest.json", "s.db", "s.db-shm", "s.db-wal"], "nothing was added");
-}
-
-/// Writes one row after the other as fast as it can, and says in a shared file how many were acknowledged.
-const STORM: &str = r#"
-import mmap, os, sqlite3, struct, sys
-path, tally, autocheckpoint, synchronous, text = sys.argv[1:6]
-with open(tally, "r+b") as f:
-    shared = mmap.mmap(f.fileno(), 8)
-c = sqlite3.connect(path, isolation_level=None, timeout=10)
-c.execute(f"PRAGMA wal_autocheckpoint={autocheckpoint}")
-c.execute(f"PRAGMA synchronous={synchronous}")
-c.execute("INSERT INTO m(id, t) VALUES(2, 'held')")
-print("open", flush=True)
-sys.stdin.readline()
-n = 2
-while True:
-    n += 1
-    c.execute("INSERT INTO m(id, t) VALUES(?, ?)", (n, text))
-    if n % 3 == 0:
-        c.execute("UPDATE m SET t = t || 'u' WHERE id = ?", (n // 2,))
-    shared[:8] = struct.pack("<Q", n)
-"#;
-
-/// Captures a process that writes all the time, so often, and looks at each image.
-fn storm(name: &str, autocheckpoint: u32, times: usize) {
-    let mut random = Random::new(name);
-    let (directory, path) = database();
-    let tally = directory.path().join("tally");
-    std::fs::write(&tally, [0; 8]).unwrap();
-    let text = "x".repeat(300);
-    let mut command = Command::new("python3");
-    command.args(["-u", "-c", STORM]).arg(&path).arg(&tally);
-    command.arg(autocheckpoint.to_string()).arg(if autocheckpoint == 0 { "FULL" } else { "OFF" }).arg(&text);
-    let mut ghost = statehouse_testkit::Child::spawn(&mut command);
-    assert_eq!(ghost.line(std::time::Duration::from_secs(30)), "open");
-    unlink_sidecars(&path);
-    ghost.send("go");
-    let acknowledged = || i64::from_le_bytes(std::fs::read(&tally).unwrap().try_into().unwrap());
-    wait_for("it writes", || acknowledged() > 10);
-    let (mut seen, mut different) = (0, 0);
-    for _ in 0..times {
-        let before = acknowledged();
-        let wait = before + random.below(20) as i64;
-        let (made, already) = of(&path, ghost.pid());
-        let image = image(&made);
-        let (rows, last): (i64, i64) =
-            image.query_row("SELECT count(*), max(id) FROM m", [], |r| Ok((r.get(0)?, r.get(1)?))).unwrap();
-        assert_eq!(rows, last, "a prefix, and every row of it: {:#?}", made.manifest);
-        assert!(rows >= before, "{before} rows were acknowledged before, and {rows} are there: {:#?}", made.manifest);
-        let updated: i64 = image.query_row("SELECT count(*) FROM m WHERE t LIKE '%u'", [], |r| r.get(0)).unwrap();
-        assert!(updated + 2 >= rows / 3, "of {rows} rows {updated} were updated");
-        proves_itself(&made);
-        different += u64::from(!already);
-        seen = seen.max(rows);
-        wait_for("it goes on", || acknowledged() > wait);
-    }
-    assert!(acknowledged() > seen, "it was never stopped");
-    assert!(different > 1, "it wrote between the captures");
-}
-
-#[test]
-fn a_process_that_writes_as_fast_as_it_can_is_captured_twenty_times() {
-    storm("writing", 0, 20);
-}
-
-#[test]
-fn a_process_that_checkpoints_and_begins_its_log_anew_all_the_time_is_captured_twenty_times() {
-    storm("beginning anew", 1, 20);
-}
-
-#[test]
-fn a_process_that_checkpoints_now_and_then_is_captured_twenty_times() {
-    storm("checkpointing", 40, 20);
 }

@@ -3,28 +3,24 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::copy::{self, Log};
 use super::find::{Ghost, Set, name};
+use super::note::{ALONE, id, manifest};
 use super::open::{Closed, Open, open};
 use super::pin::Pin;
 use super::place::{Place, Staged};
-use super::{By, Capture, CapturedFile, CapturedMember, Manifest, Origin, TakeError, check};
-use crate::captures::{self, IMAGE, LOG, MANIFEST, WHOLE};
+use super::{Capture, CapturedFile, Origin, TakeError, check};
+use crate::captures::{self, IMAGE, LOG, MANIFEST};
 use crate::error::{Error, Result};
-use crate::family::{Family, Generation, Identity, Member, Status};
+use crate::family::{Family, Generation, Status};
 use crate::header::MainHeader;
 use crate::holders::{HeldFile, Holder};
 use crate::image::{self, Sink as _};
-use crate::process;
 use crate::wal::{ReadAt as _, word};
 
 /// The copy of the shared index.
 const INDEX: &str = "shm.captured";
-
-/// Ends the name of a capture that has the log alone.
-const ALONE: &str = "-log";
 
 /// What manifest, directories and the flushing of them take.
 const MARGIN: u64 = 1 << 20;
@@ -36,13 +32,13 @@ const LONGEST_INDEX: u64 = 1 << 20;
 pub(super) type Watch<'a> = &'a dyn Fn(u64, u64);
 
 /// The files of a retired generation, open for reading. Whatever becomes of their process, they can be read to the end.
-struct Files {
-    holder: Holder,
-    mains: Vec<Open>,
-    log: Option<Open>,
-    index: Option<(Status, HeldFile)>,
+pub(super) struct Files {
+    pub(super) holder: Holder,
+    pub(super) mains: Vec<Open>,
+    pub(super) log: Option<Open>,
+    pub(super) index: Option<(Status, HeldFile)>,
     /// Closed as soon as it was copied: whoever has an index open and none of a reader's locks looks as if it had lost them.
-    index_file: Option<File>,
+    pub(super) index_file: Option<File>,
 }
 
 impl Files {
@@ -83,23 +79,23 @@ impl Files {
 }
 
 /// What a copy turned out to be.
-struct Made {
-    log: Log,
-    image: Option<Imaged>,
+pub(super) struct Made {
+    pub(super) log: Log,
+    pub(super) image: Option<Imaged>,
     /// Why there is no image.
-    detail: String,
-    main: Option<usize>,
-    index: Option<CapturedFile>,
+    pub(super) detail: String,
+    pub(super) main: Option<usize>,
+    pub(super) index: Option<CapturedFile>,
 }
 
-struct Imaged {
-    page_size: u32,
-    pages: u64,
-    bytes: u64,
-    blake3: String,
+pub(super) struct Imaged {
+    pub(super) page_size: u32,
+    pub(super) pages: u64,
+    pub(super) bytes: u64,
+    pub(super) blake3: String,
     /// What SQLite finds wrong with it.
-    unsound: String,
-    writer: Option<String>,
+    pub(super) unsound: String,
+    pub(super) writer: Option<String>,
 }
 
 /// Captures a generation; true if it was captured before as it is.
@@ -238,7 +234,12 @@ fn with_image(
         let mut to = files.log.as_ref().map(|_| captures::create(&staged.path().join(LOG))).transpose()?;
         let log = files.log.as_ref().zip(to.as_mut()).map(|(log, to)| (&log.file, to));
         let named = files.index.as_ref().is_some_and(|(status, _)| at_path.shm == Some(status.identity));
-        let pin = files.index_file.as_ref().map(|index| Pin::take(&main.file, index, named));
+        let pin = match &files.index_file {
+            Some(index) => Some(Pin::take(&main.file, index, named)),
+            None if files.log.is_none() => Pin::without_log(&main.file),
+            None => None,
+        };
+        let amid = files.log.is_none() && pin.is_none();
         let copied = copy::both(Some((&main.file, &mut image)), log, &|b| watch(b, total)).map_err(io)?;
         let last = last || files.mains.len() == 1;
         if pin.is_some() && index.is_none() {
@@ -250,10 +251,14 @@ fn with_image(
         }
         let Some(log) = copied else { return Ok(None) };
         let detail = String::new();
-        let made = match overlay(&log, to.as_ref(), &mut image, &path)? {
+        let mut made = match overlay(&log, to.as_ref(), &mut image, &path)? {
             Ok(imaged) => Made { log, image: Some(imaged), detail, main: Some(n), index: index.clone() },
             Err(detail) => Made { log, image: None, detail, main: None, index: index.clone() },
         };
+        if let Some(image) = made.image.as_mut().filter(|_| amid) {
+            let why = "its process was in the middle of a transaction all the time, and may have written half of it";
+            image.unsound = format!("{why}; {}", image.unsound).trim_end_matches("; ").to_owned();
+        }
         let sound = made.image.as_ref().is_some_and(|i| i.unsound.is_empty());
         if sound || last {
             first = Some(made);
@@ -349,109 +354,4 @@ fn copy_index(files: &Files, staged: &Staged<'_>) -> Option<CapturedFile> {
         let _ = std::fs::remove_file(&path);
     }
     copied
-}
-
-/// One name for one state of one generation, as captures of our own processes have it.
-fn id(log: Option<Identity>, made: &Made, main_is_missing: bool) -> String {
-    let (inode, born) = log.map_or((0, 0), |i| (i.inode, i.born_ns.unwrap_or(0)));
-    let state = match made.log.header.filter(|_| made.log.frames > 0) {
-        Some(header) => format!("{:08x}{:08x}-{}", header.salts[0], header.salts[1], made.log.frames),
-        // Nothing but its content tells one main file from another.
-        None => {
-            let content = made.image.as_ref().map_or(&made.log.blake3, |i| &i.blake3);
-            format!("empty-{}", content.get(..16).unwrap_or_default())
-        }
-    };
-    let end = match &made.image {
-        None => ALONE,
-        Some(_) if main_is_missing => WHOLE,
-        Some(_) => "",
-    };
-    format!("{inode:x}-{born:x}-{state}{end}")
-}
-
-#[expect(clippy::too_many_arguments, reason = "each is a part of what is written down, and there is one caller")]
-fn manifest(
-    family: &Family,
-    ghost: &Ghost,
-    files: &Files,
-    made: &Made,
-    generation: Generation,
-    at_path: Generation,
-    copied: Vec<CapturedFile>,
-    id: &str,
-) -> Result<Manifest> {
-    let main = made.main.and_then(|n| files.mains.get(n)).or(files.mains.first());
-    let open = main.into_iter().chain(&files.log).map(|o| (&o.status, o.held.member));
-    let open: Vec<(&Status, Member)> = open.chain(files.index.iter().map(|(s, held)| (s, held.member))).collect();
-    let member = |(status, member): &(&Status, Member)| {
-        let named = at_path.get(*member);
-        CapturedMember {
-            member: *member,
-            deleted: status.links == 0,
-            replaced: named.is_some_and(|n| n != status.identity),
-            bytes: status.size,
-        }
-    };
-    let lost = |(status, member): &&(&Status, Member)| at_path.get(*member) != Some(status.identity);
-    let holder = &files.holder;
-    let unsigned = |pid: Option<i32>| pid.and_then(|p| u32::try_from(p).ok());
-    let pid = unsigned(holder.pid).unwrap_or(0);
-    let imaged = made.image.as_ref();
-    let frames = made.log.frames;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
-    Ok(Manifest {
-        version: 2,
-        database: family.main().display().to_string(),
-        captured_at_unix_us: u64::try_from(now).unwrap_or(u64::MAX),
-        pid,
-        start_ticks: holder.start_ticks,
-        pids: ghost.holders.iter().filter_map(|h| unsigned(h.pid)).collect(),
-        command: holder.command.clone(),
-        role: holder.role.clone(),
-        by: Some(By { pid: std::process::id(), uid: rustix::process::geteuid().as_raw() }),
-        sqlite: rusqlite::version().to_owned(),
-        sqlite_library: library(pid),
-        sqlite_writer: imaged.and_then(|i| i.writer.clone()),
-        generation,
-        at_path: Some(at_path),
-        members_lost: open.iter().filter(lost).map(|(_, member)| *member).collect(),
-        members: open.iter().map(member).collect(),
-        page_size: imaged.map(|i| i.page_size).or(made.log.header.map(|h| h.page_size)).unwrap_or(0),
-        salts: made.log.header.filter(|_| frames > 0).map(|h| h.salts),
-        frames,
-        transactions: made.log.transactions,
-        pages: imaged.map_or(u64::from(made.log.size), |i| i.pages),
-        sound: imaged.map(|i| i.unsound.is_empty()),
-        detail: imaged.map_or_else(|| made.detail.clone(), |i| i.unsound.clone()),
-        files: copied,
-        supersedes: older(family, generation, made, id)?,
-    })
-}
-
-/// The newest capture of the same log that has nothing which this one lacks.
-fn older(family: &Family, generation: Generation, made: &Made, id: &str) -> Result<Option<String>> {
-    let Some(log) = generation.wal else { return Ok(None) };
-    let salts = made.log.header.filter(|_| made.log.frames > 0).map(|h| h.salts);
-    let has_less = |c: &Capture| {
-        let further = c.manifest.salts == salts && c.manifest.frames <= made.log.frames;
-        // What a log held before it was begun anew is in the main file.
-        c.origin == Origin::Statehouse
-            && c.id != id
-            && c.manifest.generation.wal == Some(log)
-            && (further || c.manifest.salts != salts && made.image.is_some())
-    };
-    Ok(super::list(family)?.into_iter().rev().find(has_less).map(|c| c.id))
-}
-
-/// The name of the SQLite library that a process has mapped.
-fn library(pid: u32) -> Option<String> {
-    let mut text = Vec::new();
-    process::read_file(rustix::fs::CWD, &format!("/proc/{pid}/maps"), &mut text).ok()?;
-    let text = String::from_utf8_lossy(&text);
-    let names = text.lines().filter_map(|line| line.rsplit_once('/').map(|(_, name)| name));
-    names
-        .filter(|name| name.contains("sqlite3") && name.contains(".so"))
-        .max_by_key(|n| n.starts_with("lib"))
-        .map(str::to_owned)
 }

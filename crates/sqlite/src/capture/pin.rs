@@ -9,24 +9,27 @@
 //! names: it would tell an opener that the index is alive.
 
 use std::fs::File;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::ofd::{DMS, Kind, Range, SHARED, WAL_READ0, conflict, try_lock, unlock};
+use crate::ofd::{DMS, Kind, PENDING, Range, SHARED, WAL_READ0, conflict, try_lock, unlock};
 
 const TRIES: usize = 200;
 const PAUSE: Duration = Duration::from_micros(100);
 
+/// How long the end of a transaction in rollback mode is waited for.
+const TRANSACTION: Duration = Duration::from_secs(5);
+
 /// Held while the files are copied. Without it the copy is tried again until nothing has moved.
 pub(super) struct Pin<'a> {
     main: &'a File,
-    index: &'a File,
+    index: Option<&'a File>,
     marks: Vec<Range>,
 }
 
 impl<'a> Pin<'a> {
     /// Takes what can be had without waiting for anybody for long.
     pub(super) fn take(main: &'a File, index: &'a File, index_is_at_its_path: bool) -> Pin<'a> {
-        let mut pin = Pin { main, index, marks: Vec::new() };
+        let mut pin = Pin { main, index: Some(index), marks: Vec::new() };
         let _ = try_lock(main, Kind::Read, SHARED);
         let alone = || conflict(index, Kind::Write, DMS).is_ok_and(|held| held.is_none());
         if !index_is_at_its_path || !alone() {
@@ -50,14 +53,35 @@ impl<'a> Pin<'a> {
         }
         pin
     }
+
+    /// A database without a log is written to in place, and by nobody while somebody reads it. `None` if a transaction did not
+    /// end in time.
+    pub(super) fn without_log(main: &'a File) -> Option<Pin<'a>> {
+        let begun = Instant::now();
+        loop {
+            // As SQLite does it: who waits for readers to leave holds the pending byte, and lets no other one in.
+            let pending = try_lock(main, Kind::Read, PENDING).unwrap_or(true);
+            let shared = pending && try_lock(main, Kind::Read, SHARED).unwrap_or(true);
+            let _ = unlock(main, PENDING);
+            if shared {
+                return Some(Pin { main, index: None, marks: Vec::new() });
+            }
+            if begun.elapsed() > TRANSACTION {
+                return None;
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
 }
 
 impl Drop for Pin<'_> {
     fn drop(&mut self) {
-        for mark in &self.marks {
-            let _ = unlock(self.index, *mark);
+        if let Some(index) = self.index {
+            for mark in &self.marks {
+                let _ = unlock(index, *mark);
+            }
+            let _ = unlock(index, DMS);
         }
-        let _ = unlock(self.index, DMS);
         let _ = unlock(self.main, SHARED);
     }
 }
