@@ -23,6 +23,7 @@ mod modes;
 mod readme;
 mod refusals;
 mod removed;
+mod retired_capture;
 mod situations;
 mod up;
 mod verify;

@@ -1,17 +1,34 @@
-//! The captures that lie beside a database, as whoever lists, compares and merges them sees them.
+//! The captures of retired generations that lie beside a database: listing and reading them, and making one of what another
+//! process has open.
 //!
-//! A capture is a directory below `X.statehouse/retired/` with a manifest, made by a process of ours that was cut off or by
-//! whoever copied what a foreign process had. This is the door for reading; how they come to be is in the private modules
-//! `retired` and `captures`.
+//! A capture is a directory below `X.statehouse/retired/` with a manifest, made by a process of ours that was cut off, or by
+//! [`take`] from the descriptors of any other process. Hermes Agent makes such copies of its own beside its database; they
+//! are listed and read as well. How a process of ours captures its own generation is in the private modules `retired` and
+//! `captures`.
+
+mod check;
+mod copy;
+mod error;
+mod find;
+mod hermes;
+mod make;
+mod note;
+mod open;
+mod pin;
+mod place;
+mod take;
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+pub use error::TakeError;
+pub use take::{Failed, Taken, Took, Wanted, Whose, take};
+
 use crate::captures::{self, IMAGE, LOG, MANIFEST, MERGED, UNREADABLE};
 use crate::error::{Error, Result};
 use crate::family::{Family, Generation, Member};
-use crate::files;
+use crate::{files, image};
 
 /// Who made a capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +38,31 @@ pub enum Origin {
     Statehouse,
     /// Hermes Agent, beside its own database.
     Hermes,
+}
+
+/// A file of a capture.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CapturedFile {
+    /// Its name in the directory of the capture.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// BLAKE3 of its content, in hexadecimal; empty where whoever made it did not say.
+    #[serde(default)]
+    pub blake3: String,
+}
+
+/// A member of the family as the captured process had it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CapturedMember {
+    /// Which.
+    pub member: Member,
+    /// True if it had no name any more.
+    pub deleted: bool,
+    /// True if its path named another file.
+    pub replaced: bool,
+    /// Length in bytes when the copy was begun.
+    pub bytes: u64,
 }
 
 /// What a capture says about itself. What an older version did not write down is empty.
@@ -37,15 +79,48 @@ pub struct Manifest {
     /// The process whose files they were.
     #[serde(default)]
     pub pid: u32,
+    /// When that process started, in clock ticks since the machine did.
+    #[serde(default)]
+    pub start_ticks: Option<u64>,
+    /// Every process that had the same files.
+    #[serde(default)]
+    pub pids: Vec<u32>,
+    /// Its command line.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// What it was to the database, if it was one of ours.
+    #[serde(default)]
+    pub role: Option<String>,
+    /// Who made the capture: the number of that process and of its user. `None` if a process captured what it had itself.
+    #[serde(default)]
+    pub by: Option<By>,
     /// The SQLite that made the capture.
     #[serde(default)]
     pub sqlite: String,
+    /// The file name of the SQLite library that the process had mapped, if it was a library of its own.
+    #[serde(default)]
+    pub sqlite_library: Option<String>,
+    /// The version of SQLite that wrote the database last, from its header.
+    #[serde(default)]
+    pub sqlite_writer: Option<String>,
     /// The identities of the captured files.
     pub generation: Generation,
+    /// What the paths named when the capture was made.
+    #[serde(default)]
+    pub at_path: Option<Generation>,
     /// Which of them were not what their paths named.
     #[serde(default)]
     pub members_lost: Vec<Member>,
-    /// Frames of the log up to its last commit.
+    /// Each file as the process had it.
+    #[serde(default)]
+    pub members: Vec<CapturedMember>,
+    /// Bytes of a page.
+    #[serde(default)]
+    pub page_size: u32,
+    /// The salts of the log, if it held a transaction.
+    #[serde(default)]
+    pub salts: Option<[u32; 2]>,
+    /// Frames of the log up to its last commit; the capture ends there.
     #[serde(default)]
     pub frames: u64,
     /// Transactions in them.
@@ -54,6 +129,28 @@ pub struct Manifest {
     /// Pages of the database as of that commit.
     #[serde(default)]
     pub pages: u64,
+    /// Whether SQLite finds the image whole (`PRAGMA quick_check`); `None` if there is none or nobody has asked. An image that is
+    /// not has pages of another generation, which has changed the main file meanwhile: then the log alone has the rows.
+    #[serde(default)]
+    pub sound: Option<bool>,
+    /// What SQLite said of an image that is not sound, or why there is no image.
+    #[serde(default)]
+    pub detail: String,
+    /// The copies.
+    #[serde(default)]
+    pub files: Vec<CapturedFile>,
+    /// The id of an older capture of the same log, which this one has everything of.
+    #[serde(default)]
+    pub supersedes: Option<String>,
+}
+
+/// Who made a capture of another process's files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct By {
+    /// The process.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
 }
 
 /// One capture.
@@ -72,12 +169,32 @@ pub struct Capture {
 impl Capture {
     /// The copy of the log.
     pub fn log(&self) -> PathBuf {
-        self.place.join(LOG)
+        match self.origin {
+            Origin::Statehouse => self.place.join(LOG),
+            Origin::Hermes => hermes::file(&self.place, Member::Wal),
+        }
     }
 
-    /// The database as of the last commit of the captured log; `None` if the capture has only the log.
-    pub fn image(&self) -> Option<PathBuf> {
-        Some(self.place.join(IMAGE)).filter(|p| p.exists())
+    /// The database as of the last commit of the captured log, as a plain SQLite file; `None` if the capture has only the log, so
+    /// that the main file at the path must serve. Where the capture has main file and log apart, the two are put together in
+    /// `scratch`, a directory of the caller's.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::Full`]; [`Error::Damaged`] when the two files do not fit together.
+    pub fn image(&self, scratch: &Path) -> Result<Option<PathBuf>> {
+        match self.origin {
+            Origin::Statehouse => Ok(Some(self.place.join(IMAGE)).filter(|p| p.exists())),
+            Origin::Hermes => {
+                let main = hermes::file(&self.place, Member::Main);
+                if main.exists() { together(&main, &self.log(), scratch).map(Some) } else { Ok(None) }
+            }
+        }
+    }
+
+    /// Bytes of all its files.
+    pub fn bytes(&self) -> u64 {
+        let length = |entry: std::fs::DirEntry| entry.metadata().map_or(0, |m| m.len());
+        std::fs::read_dir(&self.place).map_or(0, |entries| entries.flatten().map(length).sum())
     }
 
     /// True if every row of it is in the database.
@@ -91,12 +208,29 @@ impl Capture {
     }
 }
 
-/// The captures of a database, the oldest first.
+/// Lays a log over a main file.
+fn together(main: &Path, log: &Path, scratch: &Path) -> Result<PathBuf> {
+    let open = |path: &Path| files::open(path).map_err(|e| Error::io("read", path, e));
+    let output = scratch.join(IMAGE);
+    let mut file = files::open_private(&output).map_err(|e| Error::io("create", &output, e))?;
+    file.set_len(0).map_err(|e| Error::io("write", &output, e))?;
+    match image::overlay(&open(main)?, &open(log)?, &mut file) {
+        Ok(_) => Ok(output),
+        Err(image::ImageError::Io(e)) => Err(Error::io("write", &output, e)),
+        Err(e) => Err(Error::Damaged { detail: e.to_string() }),
+    }
+}
+
+/// The captures of a database, the oldest first; those that Hermes Agent has made are among them.
 ///
 /// # Errors
 /// [`Error::Io`] for a manifest that cannot be read; one that is no manifest is no capture.
 pub fn list(family: &Family) -> Result<Vec<Capture>> {
-    captures::complete(&captures::directory(family)).into_iter().filter_map(|place| read(&place).transpose()).collect()
+    let ours = captures::complete(&captures::directory(family)).into_iter();
+    let mut found: Vec<Capture> = ours.filter_map(|place| read(&place).transpose()).collect::<Result<_>>()?;
+    found.extend(hermes::list(family)?);
+    found.sort_by_key(|c| c.manifest.captured_at_unix_us);
+    Ok(found)
 }
 
 fn read(place: &Path) -> Result<Option<Capture>> {

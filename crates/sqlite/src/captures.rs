@@ -35,6 +35,9 @@ pub(crate) const TORN: &str = "torn";
 pub(crate) const SUCCEEDED: &str = "succeeded";
 pub(crate) const MANIFEST: &str = "manifest.json";
 
+/// In the name of a directory in which somebody captures another process's files, without any lock of ours.
+pub(crate) const STAGED: &str = ".staged.";
+
 /// Ends the name of a capture that was made when the main file was gone from its path, too.
 pub(crate) const WHOLE: &str = "-whole";
 /// Is added to the name of such a capture when the one before it has become a main file and is gone as well.
@@ -57,6 +60,7 @@ pub(crate) fn complete(parent: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(parent) else { return Vec::new() };
     let mut found: Vec<_> = entries
         .flatten()
+        .filter(|e| !e.file_name().to_string_lossy().contains(STAGED))
         .map(|e| e.path())
         .filter(|p| p.join(MANIFEST).exists())
         .map(|p| (std::fs::metadata(&p).and_then(|m| m.modified()).ok(), p))

@@ -224,7 +224,7 @@ reasons! {
     /// Somebody may have the database open, and it could not be found out.
     HeldUnknown, "refused_unknown", "may be in use by a process that could not be looked at", "Run `sudo statehouse holders` with this path, which can look at every process.";
     /// A process goes on writing into files that were unlinked or replaced.
-    HeldRetired, "refused_held_retired", "is still held by a process that uses deleted or replaced files of it", "Run `statehouse holders` to see which process, and keep it running until its deleted log is copied.";
+    HeldRetired, "refused_held_retired", "is still held by a process that uses deleted or replaced files of it", "First copy what it has: `statehouse retired capture --all` with this path. Then stop it; `statehouse holders` says how.";
     /// A process uses the database and has lost its locks.
     HeldNaked, "refused_held_naked", "is in use by a process that has lost its locks", "Run `statehouse holders` to see which process, and stop it in an orderly way before opening.";
     /// A newer version wrote the store.

@@ -189,7 +189,7 @@ pub fn overlay_at(main: &dyn ReadAt, wal: &dyn ReadAt, upto: Upto, output: &mut 
     Ok(image)
 }
 
-fn check_size(claimed: u32, highest: u64) -> Result<(), ImageError> {
+pub(crate) fn check_size(claimed: u32, highest: u64) -> Result<(), ImageError> {
     if u64::from(claimed) > highest.saturating_add(UNWRITTEN_PAGES) {
         return Err(ImageError::Size { pages: claimed });
     }

@@ -18,6 +18,7 @@ pub mod header;
 pub mod holders;
 pub mod image;
 pub mod pages;
+pub mod shell;
 pub mod wal;
 mod words;
 

@@ -134,22 +134,24 @@ pub fn inspect(family: &Family, purpose: Purpose) -> Result<Inspected> {
     refuse_other_engines(family, &directory)?;
     let created_before = check_side(family, purpose, euid.as_raw(), &directory)?;
     let inspected = Inspected { family: family.clone(), purpose, directory, members, created_before };
-    check_directory_access(&inspected)?;
+    check_directory_access(&inspected, purpose)?;
     check_together(&inspected)?;
     Ok(inspected)
 }
 
 /// Checks the directory and the side directory, and none of the members: for a process of ours that holds files which their
-/// paths do not name any more, and must put somewhere what only these hold, whatever stands at the paths by now.
+/// paths do not name any more, and must put somewhere what only these hold, whatever stands at the paths by now. Root may do
+/// so beside anybody's database, and hands over what it makes.
 ///
 /// # Errors
 /// As [`inspect`].
 pub fn inspect_place(family: &Family) -> Result<Inspected> {
     let directory = open_directory(family)?;
-    let purpose = Purpose::Own;
-    let created_before = check_side(family, purpose, rustix::process::geteuid().as_raw(), &directory)?;
+    let euid = rustix::process::geteuid();
+    let purpose = if euid.is_root() { Purpose::Look } else { Purpose::Own };
+    let created_before = check_side(family, purpose, euid.as_raw(), &directory)?;
     let inspected = Inspected { family: family.clone(), purpose, directory, members: Vec::new(), created_before };
-    check_directory_access(&inspected)?;
+    check_directory_access(&inspected, Purpose::Own)?;
     Ok(inspected)
 }
 
@@ -227,10 +229,10 @@ fn bits(status: &Status) -> u32 {
     status.mode & 0o7777
 }
 
-fn check_directory_access(inspected: &Inspected) -> Result<()> {
+fn check_directory_access(inspected: &Inspected, purpose: Purpose) -> Result<()> {
     let directory = inspected.family.directory();
     let refuse = |detail: &str| Err(Error::refused(Reason::Permission, directory, detail));
-    let (wanted, detail) = match inspected.purpose {
+    let (wanted, detail) = match purpose {
         Purpose::Own => (Access::WRITE_OK | Access::EXEC_OK, "the directory cannot be written by this user"),
         Purpose::Look => (Access::EXEC_OK, "the directory cannot be searched by this user"),
     };

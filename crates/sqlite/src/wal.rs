@@ -239,7 +239,7 @@ impl<'a> Frames<'a> {
 }
 
 /// Verifies one frame given the running checksum before it; returns it with the checksum after it.
-fn verify(header: &Header, bytes: &[u8], index: u64, before: Checksum) -> Option<(Frame, Checksum)> {
+pub(crate) fn verify(header: &Header, bytes: &[u8], index: u64, before: Checksum) -> Option<(Frame, Checksum)> {
     let page = word(bytes, 0);
     if page == 0 || [word(bytes, 8), word(bytes, 12)] != header.salts {
         return None;

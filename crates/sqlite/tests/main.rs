@@ -11,6 +11,8 @@
 mod admission;
 mod anchor;
 mod aside;
+mod capture;
+mod capture_storms;
 mod corners;
 mod generations;
 mod gone;

@@ -150,6 +150,21 @@ impl From<statehouse_ops::maintenance::Error> for Failure {
     }
 }
 
+impl From<statehouse_sqlite::capture::TakeError> for Failure {
+    fn from(e: statehouse_sqlite::capture::TakeError) -> Failure {
+        match e {
+            statehouse_sqlite::capture::TakeError::Database(e) => e.into(),
+            e => Failure {
+                exit: if e.is_refusal() { exit::REFUSED } else { exit::FAILED },
+                code: e.code().into(),
+                message: e.to_string(),
+                detail: e.detail(),
+                hint: e.hint(),
+            },
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test")]
@@ -199,8 +214,9 @@ mod tests {
         ];
         let store = ["not_found", "invalid", "bad_source"];
         let maintenance = ["no_room", "would_renumber", "wal_only", "undone", "mode_not_taken"];
+        let capture = ["no_process", "nothing_to_capture", "refused_other_user", "process_ended"];
         let reasons = Reason::ALL.iter().map(|r| r.code());
-        for code in own.into_iter().chain(database).chain(store).chain(maintenance).chain(reasons) {
+        for code in own.into_iter().chain(database).chain(store).chain(maintenance).chain(capture).chain(reasons) {
             assert!(page.contains(&format!("| `{code}` |")), "{code} is not in docs/contract.md");
         }
     }

@@ -5,6 +5,8 @@
 
 use std::fmt::Write as _;
 
+pub(crate) use statehouse_sqlite::shell::word as shell_word;
+
 fn dangerous(c: char) -> bool {
     // C0, DEL and C1; line and paragraph separators; the marks that reorder text around them.
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -38,33 +40,6 @@ pub(crate) fn shorten(text: &str, width: usize) -> String {
         return text.to_owned();
     }
     text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
-}
-
-/// A word as a person would type it into a shell.
-pub(crate) fn shell_word(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        return word.to_owned();
-    }
-    if word.chars().any(char::is_control) {
-        let mut out = String::from("$'");
-        for c in word.chars() {
-            match c {
-                '\'' | '\\' => {
-                    out.push('\\');
-                    out.push(c);
-                }
-                '\n' => out.push_str("\\n"),
-                c if (c as u32) < 0x80 && c.is_control() => {
-                    let _ = write!(out, "\\x{:02x}", c as u32);
-                }
-                c => out.push(c),
-            }
-        }
-        out.push('\'');
-        return out;
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 /// Rows as aligned columns, the last one ragged. Widths are counted in characters, so put text that may be wide last.
@@ -118,15 +93,6 @@ mod tests {
         assert_eq!(escape_line("right\u{202e}left"), "right\\u{202e}left");
         assert_eq!(escape_block("x\n\ty\u{9b}31m"), "x\n\ty\\u{9b}31m");
         assert_eq!(escape_line("日本語 🎉 é"), "日本語 🎉 é");
-    }
-
-    #[test]
-    fn words_for_a_shell() {
-        assert_eq!(shell_word("/home/me/.statehouse"), "/home/me/.statehouse");
-        assert_eq!(shell_word("/a b/c#?"), "'/a b/c#?'");
-        assert_eq!(shell_word("it's"), r"'it'\''s'");
-        assert_eq!(shell_word("a\nb'c"), r"$'a\nb\'c'");
-        assert_eq!(shell_word(""), "''");
     }
 
     #[test]

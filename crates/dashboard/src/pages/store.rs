@@ -206,6 +206,9 @@ fn row(holder: &Value) -> Markup {
                 @for fault in &faults { strong.fault { (fault) } }
                 @if is(holder, "ghost") {
                     p.quiet { "Keep it running until its deleted log is copied: what it wrote is nowhere else." }
+                    @if !text(holder, "capture").is_empty() {
+                        p.quiet { "To copy it: " code { (text(holder, "capture")) } }
+                    }
                 } @else if !faults.is_empty() && !text(holder, "stop").is_empty() {
                     p.quiet { "To stop it: " code { (text(holder, "stop")) } }
                 }

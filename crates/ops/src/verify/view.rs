@@ -77,7 +77,7 @@ impl View {
                 "an anchor keeps files that the paths no longer name; what they hold may not have been copied yet",
             )
             .detail(names(&keeping))
-            .hint("Look at what the anchor says (`keeping`), and copy the files before it is stopped.");
+            .hint(first_capture(self.family(), &keeping));
         }
         if behind.is_empty() {
             let n = self.report.holders.len();
@@ -92,7 +92,7 @@ impl View {
         }
         Found::new(Outcome::Fail, "a process uses files that the paths no longer name")
             .detail(names(&behind))
-            .hint("Run `statehouse holders`, and keep what writes running until its deleted log is copied.")
+            .hint(first_capture(self.family(), &behind))
     }
 
     pub(super) fn ghosts(&self) -> Found {
@@ -100,7 +100,7 @@ impl View {
             None => self.nobody("no process writes into deleted or replaced files"),
             Some(h) => Found::new(Outcome::Fail, format!("{} is writing into deleted or replaced files", name(h)))
                 .detail(format!("what stops it is: {}", h.stop))
-                .hint("Keep it running until its deleted log is copied; what it holds is nowhere else."),
+                .hint(format!("Keep it running, for what it holds is nowhere else, and {}", h.remedy())),
         }
     }
 
@@ -109,7 +109,10 @@ impl View {
             None => self.nobody("every process that has it open holds its locks"),
             Some(h) => Found::new(Outcome::Fail, format!("{} has lost its locks", name(h)))
                 .detail(format!("main file: {}, shared index: {}", h.locks.shared, h.locks.dms))
-                .hint(format!("Stop it in an orderly way before anything else opens the database: {}", h.stop)),
+                .hint(match h.capture {
+                    Some(_) => format!("Before anything else opens the database, {}", h.remedy()),
+                    None => format!("Stop it in an orderly way before anything else opens the database: {}", h.stop),
+                }),
         }
     }
 
@@ -131,4 +134,14 @@ pub(super) fn name(h: &Holder) -> String {
         Some(pid) => format!("PID {pid} ({program})"),
         None => "a process that cannot be seen".to_owned(),
     }
+}
+
+/// What copies what these processes have, before they are stopped.
+fn first_capture(family: &Family, of: &[&Holder]) -> String {
+    let capture = match of {
+        [one] => one.capture.clone(),
+        _ => None,
+    };
+    let capture = capture.unwrap_or_else(|| holders::capture_command(family, None));
+    format!("Copy what is in these files before the process is stopped: {capture}")
 }

@@ -159,6 +159,10 @@ impl Kept {
         captures::complete(&captures::directory(&self.family)).iter().any(|place| {
             let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let Some(rest) = name.strip_prefix(&of_log) else { return false };
+            // The log alone is not enough where nobody else has the main file that it belongs to.
+            if nameless(&self.main) && name.ends_with("-log") {
+                return false;
+            }
             let mut words = rest.split('-');
             let (state, frames) = (words.next().unwrap_or_default(), words.next());
             let Some(content) = &self.content else { return state == "empty" };

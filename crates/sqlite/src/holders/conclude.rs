@@ -17,6 +17,7 @@ use crate::error::Result;
 use crate::family::{Family, Member, Status};
 use crate::ofd::Range;
 use crate::process::{self, Powers, ProcessId, Stat};
+use crate::shell;
 
 /// `PROC_PID_INIT_INO` of `linux/proc_ns.h`.
 const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
@@ -160,7 +161,7 @@ impl Doors {
 /// What this look could not see.
 fn words(family: &Family, about: &About, picture: &Picture, uncleared: &[i32]) -> Vec<String> {
     let mut limits = Vec::new();
-    let sudo = format!("sudo statehouse holders {}", quoted(&family.main().display().to_string()));
+    let sudo = format!("sudo statehouse holders {}", shell::word(&family.main().display().to_string()));
     if let Some((first, rest)) = uncleared.split_at_checked(uncleared.len().min(NAMED)).filter(|(f, _)| !f.is_empty()) {
         let pids: Vec<String> = first.iter().map(i32::to_string).collect();
         let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
@@ -202,13 +203,4 @@ fn words(family: &Family, about: &About, picture: &Picture, uncleared: &[i32]) -
             .push("the file does not begin as a SQLite database does; what is listed has it open as a file".to_owned());
     }
     limits
-}
-
-/// A path as one word of a shell.
-fn quoted(path: &str) -> String {
-    if path.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-".contains(&b)) {
-        path.to_owned()
-    } else {
-        format!("'{}'", path.replace('\'', "'\\''"))
-    }
 }

@@ -80,6 +80,8 @@ impl About {
             naked: false,
             ghost: false,
             evidence: Evidence::Lock,
+            held_bytes: 0,
+            capture: None,
             stop: "sudo statehouse holders, run on the host, names it".to_owned(),
         };
         let Some(id) = id else { return holder };

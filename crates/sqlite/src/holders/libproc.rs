@@ -329,6 +329,8 @@ fn holder(pid: i32, own: i32, about: About, files: Vec<HeldFile>, ghost: bool) -
         naked: false,
         ghost,
         evidence: Evidence::Identity,
+        held_bytes: 0,
+        capture: None,
     }
 }
 

@@ -293,6 +293,16 @@ pub(super) fn dangerous_among(family: &Family, pids: Vec<i32>) -> Result<Vec<Hol
     Ok(dangerous)
 }
 
+/// One look at one process.
+pub(super) fn one(family: &Family, pid: i32) -> Result<Option<Holder>> {
+    let mut walker = Walker::new()?;
+    let target = Target::of(family)?;
+    match again(&mut walker, &target, pid) {
+        Seen::Holder(facts) => Ok(Some(About::read(&mut walker, family).holder(&mut walker, facts))),
+        Seen::Nothing | Seen::Denied(_) => Ok(None),
+    }
+}
+
 pub(super) fn mapping_index(family: &Family) -> Result<Vec<i32>> {
     let mut walker = Walker::new()?;
     let target = Target::of(family)?;

@@ -126,6 +126,11 @@ pub struct Holder {
     pub ghost: bool,
     /// By what it was found.
     pub evidence: Evidence,
+    /// Bytes of files without a name that it has open; the disk has them back when the last such process ends.
+    pub held_bytes: u64,
+    /// What copies what it has in files that the paths do not name, as a person would type it; to be done before it is stopped.
+    /// `None` if it has no such file that could be copied.
+    pub capture: Option<String>,
     /// What to stop, as a person would type it.
     pub stop: String,
 }
@@ -218,13 +223,58 @@ pub struct HeldLocks {
     pub readers: Vec<u8>,
 }
 
+impl Holder {
+    /// Fills in what follows from its files.
+    fn with_consequences(mut self, family: &Family) -> Holder {
+        let mut unnamed: Vec<(u64, u64, u64)> =
+            self.files.iter().filter(|f| f.deleted).map(|f| (f.device, f.inode, f.size.unwrap_or(0))).collect();
+        // The same file by a map and by a descriptor is one.
+        unnamed.sort_unstable_by(|a, b| b.cmp(a));
+        unnamed.dedup_by_key(|f| (f.0, f.1));
+        self.held_bytes = unnamed.iter().map(|f| f.2).sum();
+        let lost = |f: &HeldFile| f.generation == Standing::Retired && f.descriptor.is_some();
+        let worth = self.files.iter().any(|f| lost(f) && matches!(f.member, Member::Main | Member::Wal));
+        // One of ours captures by itself what it has.
+        if worth && !self.fenced && !self.is_self && cfg!(target_os = "linux") {
+            let sudo = if self.stop.starts_with("sudo ") { "sudo " } else { "" };
+            self.capture = self.pid.map(|pid| format!("{sudo}{}", capture_command(family, Some(pid))));
+        }
+        self
+    }
+
+    /// What is to be done about a process that has deleted or replaced files, as a person would type it, in this order.
+    pub fn remedy(&self) -> String {
+        match &self.capture {
+            Some(capture) => format!("first copy what it has: {capture}; then stop it: {}", self.stop),
+            None => format!("stop it: {}", self.stop),
+        }
+    }
+}
+
+/// What captures the deleted files that a process has, or every process, as a person would type it.
+pub fn capture_command(family: &Family, pid: Option<i32>) -> String {
+    let whose = pid.map_or_else(|| "--all".to_owned(), |pid| format!("--pid {pid}"));
+    format!("statehouse retired capture {whose} {}", crate::shell::word(&family.main().display().to_string()))
+}
+
 /// Looks at every process of this machine.
 ///
 /// # Errors
 /// When the system cannot be looked at (no `/proc`, or a system that this version does not know), or the paths of the family
 /// cannot be looked at.
 pub fn scan(family: &Family) -> Result<Report> {
-    system::scan(family)
+    let mut report = system::scan(family)?;
+    report.holders = report.holders.into_iter().map(|h| h.with_consequences(family)).collect();
+    Ok(report)
+}
+
+/// One look at one process; `None` if it has no file of the database open, or may not be looked at.
+///
+/// # Errors
+/// As [`scan`].
+#[cfg(target_os = "linux")]
+pub(crate) fn one(family: &Family, pid: i32) -> Result<Option<Holder>> {
+    Ok(system::one(family, pid)?.map(|h| h.with_consequences(family)))
 }
 
 /// The processes other than this one that make opening dangerous: ghosts, and those that have lost their locks. Our own
@@ -234,7 +284,7 @@ pub fn scan(family: &Family) -> Result<Report> {
 /// # Errors
 /// As [`scan`].
 pub fn dangerous(family: &Family) -> Result<Vec<Holder>> {
-    system::dangerous(family)
+    Ok(system::dangerous(family)?.into_iter().map(|h| h.with_consequences(family)).collect())
 }
 
 /// As [`dangerous`], of these processes alone.
@@ -243,7 +293,8 @@ pub fn dangerous(family: &Family) -> Result<Vec<Holder>> {
 /// As [`scan`].
 #[cfg(target_os = "linux")]
 pub fn dangerous_among(family: &Family, pids: &[i32]) -> Result<Vec<Holder>> {
-    system::dangerous_among(family, pids.to_vec())
+    let found = system::dangerous_among(family, pids.to_vec())?;
+    Ok(found.into_iter().map(|h| h.with_consequences(family)).collect())
 }
 
 /// The processes that have the present `-shm` mapped. Those that may not be looked at are not among them.
@@ -346,6 +397,8 @@ mod tests {
             naked: false,
             ghost: true,
             evidence: Evidence::Identity,
+            held_bytes: 0,
+            capture: None,
             stop: "kill 7  # x".into(),
         };
         let report = Report {

@@ -165,6 +165,8 @@ fn holder(user: &User, own: u32) -> Holder {
         naked: false,
         ghost: false,
         evidence: Evidence::Identity,
+        held_bytes: 0,
+        capture: None,
         stop,
     }
 }

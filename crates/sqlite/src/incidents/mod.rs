@@ -163,6 +163,11 @@ pub fn opened(directory: &Path, role: &str) -> Result<()> {
     changed.map(drop)
 }
 
+/// The file of an incident.
+pub(crate) fn path(family: &Family, id: &str) -> std::path::PathBuf {
+    Shelf::Beside(family.clone()).path(id)
+}
+
 /// What a report says, as the sentence of a timeline.
 fn sentence(report: &Report) -> String {
     if report.done.is_empty() { report.what.clone() } else { format!("{}: {}", report.what, report.done) }

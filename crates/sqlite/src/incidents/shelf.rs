@@ -47,6 +47,11 @@ impl Shelf {
         }
     }
 
+    /// The file of an incident.
+    pub(super) fn path(&self, id: &str) -> PathBuf {
+        self.directory().join(format!("{id}{ENDING}"))
+    }
+
     fn make(&self) -> Result<()> {
         let place = self.directory();
         match self {
@@ -115,7 +120,7 @@ impl Shelf {
 
     /// Puts a record in its place, whole and on the disk.
     pub(super) fn write(&self, incident: &Incident) -> Result<()> {
-        let path = self.directory().join(format!("{}{ENDING}", incident.id));
+        let path = self.path(&incident.id);
         let io = |e: std::io::Error| Error::io("write", &path, e);
         let text = serde_json::to_vec(incident).map_err(|e| io(e.into()))?;
         files::replace(&path, &text).map_err(io)

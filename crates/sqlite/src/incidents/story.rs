@@ -8,6 +8,8 @@ use super::{Entry, Incident, Kind, Outcome, Report, about_generation, entry, now
 use crate::error::{Error, Result};
 use crate::family::{Family, Generation, Member};
 use crate::process::ProcessId;
+use crate::reassemble::Account;
+use crate::shell::word;
 use crate::{capture, captures};
 
 /// How it went, when it is over for this process.
@@ -25,6 +27,8 @@ enum End {
 pub struct Story {
     about: String,
     role: String,
+    /// The main file, as a person would name it.
+    database: String,
     generation: Generation,
     /// When the process noticed.
     since: u64,
@@ -65,6 +69,7 @@ impl Story {
         let mut story = Story {
             about,
             role: role.to_owned(),
+            database: family.main().display().to_string(),
             generation,
             since: now_us(),
             report,
@@ -140,7 +145,7 @@ impl Story {
             "put together in {} what is left, from {of}, and {run} commits that it remembered",
             rebuilt.display()
         ));
-        let restore = format!("statehouse restore {} {}", shell_word(rebuilt), shell_word(&self.database));
+        let restore = format!("statehouse restore {} {}", word(&rebuilt.to_string_lossy()), word(&self.database));
         let lost = (!account.lost.is_empty() || !account.complete).then(|| account.loss());
         self.account = Some((lost, format!("Put what is left in the place of the database: {restore}")));
     }

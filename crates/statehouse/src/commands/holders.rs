@@ -38,7 +38,7 @@ pub(crate) fn look(path: &Path) -> Result<Report> {
 }
 
 /// The file that a path leads to. A program that was given a link has the real file open, with its log beside that one.
-fn followed(path: &Path) -> Result<PathBuf> {
+pub(crate) fn followed(path: &Path) -> Result<PathBuf> {
     let look = |path: &Path| Status::of(path).map_err(|e| Error::io("look at", path, e));
     let Some(status) = look(path)? else { return Ok(path.to_owned()) };
     let (real, status) = if status.mode & KIND == LINK {
@@ -92,9 +92,18 @@ fn text(report: &Report) -> String {
     }
     let unlinked = unlinked_bytes(report);
     if unlinked > 0 {
+        let by: Vec<String> = report
+            .holders
+            .iter()
+            .filter(|h| h.held_bytes > 0)
+            .map(|h| {
+                format!("PID {}: {}", h.pid.map_or_else(|| "?".to_owned(), |p| p.to_string()), bytes(h.held_bytes))
+            })
+            .collect();
         out.push_str(&format!(
-            "{} of the disk are in deleted files that are still open, and free again once their holders have ended.\n",
-            bytes(unlinked)
+            "{} of the disk are in deleted files that are still open ({}), and free again once their holders have ended.\n",
+            bytes(unlinked),
+            by.join(", ")
         ));
     }
     for limit in &report.limits {
@@ -106,6 +115,12 @@ fn text(report: &Report) -> String {
 /// What stops a holder about which nothing is wrong.
 fn remedy(h: &Holder) -> String {
     let who = h.pid.map_or_else(|| "what cannot be seen from here".to_owned(), |pid| format!("PID {pid}"));
+    if let Some(capture) = &h.capture {
+        return format!(
+            "{who} has deleted or replaced files open; to copy them: {capture}; to stop it then: {}",
+            h.stop
+        );
+    }
     format!("to stop {who}: {}", h.stop)
 }
 
@@ -159,8 +174,8 @@ fn alarm(h: &Holder) -> String {
     };
     if h.ghost {
         format!(
-            "{who} is writing into deleted or replaced files: its rows are nowhere else. Keep it running until they are copied; what stops it is: {}",
-            h.stop
+            "{who} is writing into deleted or replaced files: its rows are nowhere else. Keep it running, and {}",
+            h.remedy()
         )
     } else {
         format!("{who} has lost its locks: the next visitor can cut it off. Stop it in an orderly way: {}", h.stop)

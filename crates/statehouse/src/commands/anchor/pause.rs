@@ -65,9 +65,7 @@ fn refuse_unprotected(family: &Family, holders: Vec<Holder>) -> Result<()> {
     let named: Vec<String> = wrong.iter().map(name).collect();
     let mut failure = Failure::from(Error::refused(reason, family.main(), named.join("; ")));
     failure.hint = if first.ghost {
-        "Keep it running until its deleted log is copied; `statehouse holders` names the descriptors. Then stop it, and try \
-         again. The anchor stays."
-            .to_owned()
+        format!("The anchor stays. Keep the process running, and {}; then try again.", first.remedy())
     } else {
         let stops: Vec<&str> = wrong.iter().map(|h| h.stop.as_str()).collect();
         format!(

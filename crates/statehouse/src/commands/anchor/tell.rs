@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Serialize;
 use serde_json::{Value, json};
 use statehouse_sqlite::anchor::{Anchor, Kept};
-use statehouse_sqlite::holders::Holder;
+use statehouse_sqlite::holders::{self, Holder};
 use statehouse_sqlite::{Family, Generation};
 
 use crate::output::Output;
@@ -48,6 +48,7 @@ pub(super) fn keeping(output: Output, family: &Family, kept: &Kept) {
             "files": kept.files(),
             "transactions": kept.transactions(),
             "until": format!("{until:.6}"),
+            "capture": holders::capture_command(family, i32::try_from(std::process::id()).ok()),
         }),
     );
 }
@@ -77,6 +78,7 @@ pub(super) fn finding(output: Output, family: &Family, event: &str, holder: &Hol
             "role": holder.role,
             "files": holder.files,
             "locks": holder.locks,
+            "capture": holder.capture,
             "stop": holder.stop,
         }),
     );
@@ -126,9 +128,10 @@ fn sentence(value: &Value) -> Option<String> {
             let files: Vec<String> = value["files"].as_array()?.iter().filter_map(file).collect();
             format!(
                 "removed or replaced files of {path} with {} transactions in their log can still be read: {}; copy them \
-                 before this anchor is stopped, and before {}",
+                 with `{}` before this anchor is stopped, and before {}",
                 value["transactions"],
                 files.join(", "),
+                value["capture"].as_str().unwrap_or_default(),
                 value["until"].as_str().unwrap_or_default()
             )
         }
@@ -144,7 +147,11 @@ fn sentence(value: &Value) -> Option<String> {
         }
         "naked_holder" => format!("{who} has lost its locks on {path}; stop it in an orderly way: {stop}"),
         "ghost" => {
-            format!("{who} is writing into deleted or replaced files of {path}; keep it running until they are copied")
+            let first = match value["capture"].as_str() {
+                Some(capture) => format!("first copy what it has: {capture}; then stop it: {stop}"),
+                None => format!("stop it: {stop}"),
+            };
+            format!("{who} is writing into deleted or replaced files of {path}; keep it running, and {first}")
         }
         _ => return None,
     })

@@ -1,0 +1,170 @@
+//! Capturing what other processes have: who is meant, what is told of it, and what could not be done.
+
+use super::find::{self, name};
+use super::make::make;
+use super::{Capture, TakeError};
+use crate::admission::ANCHOR;
+use crate::error::Result;
+use crate::family::{Family, Member};
+use crate::holders::{self, Holder, Standing, Via};
+use crate::incidents::{self, Kind, Outcome};
+
+/// Whose files are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    /// Those of one process.
+    Pid(u32),
+    /// Those of every process that has any.
+    All,
+}
+
+/// What is wanted.
+pub struct Wanted<'a> {
+    /// Whose files.
+    pub whose: Whose,
+    /// The role of this process, for the record of what happened.
+    pub role: &'a str,
+    /// Is told how many bytes of how many were read.
+    pub watch: &'a dyn Fn(u64, u64),
+}
+
+/// One capture that was made, or was there.
+#[derive(Debug)]
+pub struct Took {
+    /// The capture.
+    pub capture: Capture,
+    /// True if it was there, and the generation has nothing that it lacks.
+    pub already: bool,
+    /// The processes that have the files.
+    pub pids: Vec<u32>,
+    /// What stops the process, now that it may be stopped.
+    pub stop: String,
+    /// The incident that tells it.
+    pub incident: Option<String>,
+}
+
+/// A process of which nothing could be captured.
+#[derive(Debug)]
+pub struct Failed {
+    /// The process.
+    pub pid: Option<u32>,
+    /// Why.
+    pub why: TakeError,
+}
+
+/// What was captured.
+#[derive(Debug, Default)]
+pub struct Taken {
+    /// The captures.
+    pub captures: Vec<Took>,
+    /// What could not be captured.
+    pub failed: Vec<Failed>,
+    /// What could not be seen, in words.
+    pub limits: Vec<String>,
+}
+
+/// Captures what other processes have in files of this database that its paths do not name any more. Nobody is stopped or
+/// kept waiting for it. Several processes with the same files make one capture.
+///
+/// # Errors
+/// [`TakeError`] when one process was asked for and nothing of it could be captured; or the processes cannot be looked at.
+pub fn take(family: &Family, wanted: &Wanted<'_>) -> Result<Taken, TakeError> {
+    let mut taken = Taken::default();
+    let holders = match wanted.whose {
+        Whose::Pid(pid) => vec![asked(family, pid)?],
+        Whose::All => {
+            let report = holders::scan(family)?;
+            taken.limits = report.limits;
+            report.holders.into_iter().filter(|h| !h.is_self).collect()
+        }
+    };
+    let denied = |h: &Holder| not_allowed(family, name(h), h.pid);
+    for ghost in find::ghosts(holders) {
+        let pids: Vec<u32> = ghost.holders.iter().filter_map(|h| u32::try_from(h.pid?).ok()).collect();
+        match make(family, &ghost, &denied, wanted.watch) {
+            Ok((capture, already)) => {
+                let stop = ghost.holders.iter().map(|h| h.stop.as_str()).collect::<Vec<_>>().join("; ");
+                // An anchor only keeps what somebody else has lost.
+                let foreign = ghost.holders.iter().all(|h| h.role.as_deref().is_none_or(|r| r == ANCHOR));
+                let incident = (foreign && !already).then(|| report(family, wanted.role, &ghost, &capture)).flatten();
+                taken.captures.push(Took { capture, already, pids, stop, incident });
+            }
+            Err(why) => taken.failed.push(Failed { pid: pids.first().copied(), why }),
+        }
+    }
+    match (wanted.whose, taken.captures.is_empty(), taken.failed.pop()) {
+        (Whose::Pid(_), true, Some(failed)) => Err(failed.why),
+        (_, _, failed) => {
+            taken.failed.extend(failed);
+            Ok(taken)
+        }
+    }
+}
+
+/// The process that was asked for, if it has anything to capture.
+fn asked(family: &Family, pid: u32) -> Result<Holder, TakeError> {
+    let number = i32::try_from(pid).map_err(|_| TakeError::NoProcess { pid })?;
+    let found = holders::one(family, number)?;
+    let who = found.as_ref().map_or_else(|| format!("PID {pid}"), name);
+    if let Some(holder) = found {
+        if holder.is_self {
+            return Err(TakeError::Own { who });
+        }
+        if !find::sets(&holder).is_empty() {
+            return Ok(holder);
+        }
+        if holder.files.iter().any(|f| f.member == Member::Shm && f.generation == Standing::Retired) {
+            return Err(TakeError::OnlyIndex { who });
+        }
+        if holder.files.iter().all(|f| f.via != Via::Lock) {
+            return Err(TakeError::Nothing { who });
+        }
+    }
+    match rustix::fs::open(
+        format!("/proc/{pid}/fd"),
+        rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    ) {
+        Err(rustix::io::Errno::NOENT) => Err(TakeError::NoProcess { pid }),
+        Err(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => Err(not_allowed(family, who, Some(number))),
+        _ => Err(TakeError::Nothing { who }),
+    }
+}
+
+fn not_allowed(family: &Family, who: String, pid: Option<i32>) -> TakeError {
+    TakeError::NotAllowed { who, command: format!("sudo {}", holders::capture_command(family, pid)) }
+}
+
+/// Writes down that it happened. A record that cannot be written makes the capture no worse.
+fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -> Option<String> {
+    let manifest = &capture.manifest;
+    let names: Vec<String> = ghost.holders.iter().map(name).collect();
+    let names = names.join(", ");
+    let stops: Vec<&str> = ghost.holders.iter().map(|h| h.stop.as_str()).collect();
+    let replaced = manifest.members.iter().any(|m| m.member == Member::Main && (m.replaced || m.deleted));
+    let members: Vec<String> = manifest.members_lost.iter().map(ToString::to_string).collect();
+    let path = crate::shell::word(&family.main().display().to_string());
+    let mut evidence = vec![format!(
+        "{}: {} transactions in {} frames of its log",
+        capture.place.display(),
+        manifest.transactions,
+        manifest.frames
+    )];
+    let identity = |m: &Member| Some(format!("{m}: inode {}", manifest.generation.get(*m)?.inode));
+    evidence.extend(manifest.members_lost.iter().filter_map(identity));
+    let incident = incidents::Report {
+        kind: if replaced { Kind::ReplacedFile } else { Kind::RetiredGeneration },
+        role: role.to_owned(),
+        what: format!("files of {names} ({})", members.join(", ")),
+        cause: "they were removed or replaced while the process used them; what did it is not known".into(),
+        evidence,
+        done: format!("what it had committed until then was captured as {}", capture.id),
+        lost: None,
+        next: format!("statehouse retired show {} {path}; then stop the process: {}", capture.id, stops.join("; ")),
+        outcome: Outcome::Waits,
+        open: true,
+    };
+    let id = incidents::report(family, incident).ok()?;
+    super::place::give_as(&capture.place, &incidents::path(family, &id));
+    Some(id)
+}
