@@ -333,3 +333,97 @@ fn insert_many_again(live: &Connection, random: &mut Random) {
     insert_many(live, random, 30);
     live.execute_batch("DROP TABLE gone").unwrap();
 }
+
+/// Half of the rows are in the main file alone, and what the log deleted was on pages that it had written before.
+#[test]
+fn rows_that_a_ghost_deleted_do_not_come_back() {
+    let mut random = Random::new("rows_that_a_ghost_deleted_do_not_come_back");
+    let mut freed = 0;
+    for page_size in [512, 1024, 4096] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s.db");
+        let live = Connection::open(&path).unwrap();
+        live.execute_batch(&format!(
+            "PRAGMA page_size={page_size}; PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint=0; {SCHEMA} BEGIN"
+        ))
+        .unwrap();
+        for _ in 0..2000 {
+            live.execute_batch(&row(&mut random, "base").0).unwrap();
+        }
+        live.execute_batch("COMMIT").unwrap();
+        live.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+        let before = marks(&path, true);
+        for _ in 0..3 {
+            live.execute_batch("BEGIN").unwrap();
+            for _ in 0..300 {
+                live.execute_batch(&row(&mut random, "ghost").0).unwrap();
+            }
+            live.execute_batch("COMMIT").unwrap();
+            // Whole pages of what was just written, so that they are freed.
+            live.execute_batch(
+                "DELETE FROM message WHERE id > (SELECT max(id) - 90 FROM message);
+                 DELETE FROM note WHERE rowid > (SELECT max(rowid) - 40 FROM note);
+                 DELETE FROM session WHERE id > 'ghost-8'",
+            )
+            .unwrap();
+        }
+        let there = marks(&path, true);
+        let (main, log) = (std::fs::read(&path).unwrap(), std::fs::read(with(&path, "-wal")).unwrap());
+        freed += live.query_row("PRAGMA freelist_count", [], |r| r.get::<_, i64>(0)).unwrap();
+        let output = directory.path().join("salvaged");
+        let salvaged = salvage::from_log(&main, &log, &output).unwrap();
+        check(&salvaged, &output);
+        assert_eq!((salvaged.unplaced, salvaged.broken, salvaged.unreadable.len()), (0, 0, 0), "{salvaged:?}");
+        let salvaged = marks(&output, true);
+        assert_eq!(salvaged.difference(&there).count(), 0, "deleted rows of {} came back", salvaged.len());
+        assert_eq!(there.difference(&before).filter(|m| !salvaged.contains(*m)).count(), 0);
+    }
+    assert!(freed > 0, "no page was freed, so nothing was proved");
+}
+
+/// The ways on which pages are placed are tried one at a time, by taking the others away.
+#[test]
+fn pages_without_a_way_to_them_are_placed_by_their_records_or_kept_beside() {
+    let mut random = Random::new("pages_without_a_way_to_them");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s.db");
+    let live = Connection::open(&path).unwrap();
+    live.execute_batch(
+        "PRAGMA page_size=1024; PRAGMA journal_mode=WAL; PRAGMA wal_autocheckpoint=0;
+         CREATE TABLE three(id INTEGER PRIMARY KEY, a TEXT, b INT); CREATE TABLE two(a INT, b TEXT);
+         CREATE TABLE twin(a INT, b TEXT); BEGIN",
+    )
+    .unwrap();
+    for n in 0..2000 {
+        let text = format!("text {n} {}", "x".repeat(random.below(60) as usize));
+        live.execute("INSERT INTO three(a, b) VALUES(?1, ?2)", (&text, n)).unwrap();
+        live.execute("INSERT INTO two VALUES(?2, ?1)", (&text, n)).unwrap();
+    }
+    live.execute_batch("COMMIT").unwrap();
+    live.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    // In the middle, so that no page above the leaves is written.
+    live.execute_batch("UPDATE three SET b = b + 1 WHERE id = 1000; UPDATE two SET a = a + 1 WHERE rowid = 1000")
+        .unwrap();
+    let (main, log) = (std::fs::read(&path).unwrap(), std::fs::read(with(&path, "-wal")).unwrap());
+    let take = |main: &[u8], name: &str| {
+        let output = directory.path().join(name);
+        let salvaged = salvage::from_log(&main.to_vec(), &log, &output).unwrap();
+        check(&salvaged, &output);
+        (salvaged, Connection::open(output).unwrap())
+    };
+    let (whole, _) = take(&main, "whole");
+    assert!(whole.tables["three"] > 0 && whole.tables["two"] > 0 && whole.unplaced == 0, "{whole:?}");
+    // Without the main file's pages but the first there is no way down, and two tables look the same.
+    let (torn, copy) = take(&main[..1024], "torn");
+    assert_eq!(torn.tables["three"], whole.tables["three"]);
+    assert_eq!((torn.tables["two"], torn.tables["twin"], torn.unplaced), (0, 0, whole.tables["two"]));
+    let kept: (i64, i64, Option<i64>, i64, String) = copy
+        .query_row("SELECT id, nfield, rootpgno, c0, substr(c1, 1, 8) FROM lost_and_found WHERE id = 1000", [], |r| {
+            Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?))
+        })
+        .unwrap();
+    assert_eq!(kept, (1000, 2, None, 1000, "text 999".to_owned()));
+    // And without the first there is no table at all.
+    let (bare, _) = take(&[], "bare");
+    assert_eq!((bare.tables.len(), bare.unplaced), (0, whole.tables["two"] + whole.tables["three"]));
+}
