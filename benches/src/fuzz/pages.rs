@@ -25,41 +25,45 @@ const FRAME_HEADER: usize = 24;
 
 pub(crate) fn run(budget: &mut Budget) -> Result<()> {
     let room = tempfile::tempdir()?;
-    let (mut main, mut log) = family(&room.path().join("0.db"), &mut budget.seed)?;
+    let mut sound = family(&room.path().join("0.db"), &mut budget.seed)?;
     let mut round = 0_u64;
     while budget.more() {
         round += 1;
         if round.is_multiple_of(200) {
-            (main, log) = family(&room.path().join(format!("{round}.db")), &mut budget.seed)?;
-            undamaged(&main, &log, room.path())?;
+            sound = family(&room.path().join(format!("{round}.db")), &mut budget.seed)?;
+            undamaged(&sound, room.path())?;
         }
-        let (mut main, mut log) = (main.clone(), log.clone());
+        let mut family = sound.clone();
+        let Family { main, log } = &mut family;
         match budget.seed.below(4) {
-            0 => mutate(&mut log, &mut budget.seed),
-            1 => damage(&mut main, &mut budget.seed),
+            0 => mutate(log, &mut budget.seed),
+            1 => damage(main, &mut budget.seed),
             _ => {
-                scribble(&mut log, &mut budget.seed);
-                seal(&mut log, budget.seed.one_in(2));
+                scribble(log, &mut budget.seed);
+                seal(log, budget.seed.one_in(2));
             }
         }
+        let size = main.len() + log.len();
         let begun = Instant::now();
-        agree(&main, &log, &mut budget.seed)?;
-        walk(&main, &log)?;
+        agree(&family, &mut budget.seed)?;
+        walk(&family)?;
         if round.is_multiple_of(4) {
-            salvaged(&main, &log, &room.path().join("salvaged"))?;
+            salvaged(&family, &room.path().join("salvaged"))?;
         }
-        ensure!(
-            begun.elapsed() < Duration::from_secs(20),
-            "{:?} for {} bytes",
-            begun.elapsed(),
-            main.len() + log.len()
-        );
+        ensure!(begun.elapsed() < Duration::from_secs(20), "{:?} for {size} bytes", begun.elapsed());
     }
     Ok(())
 }
 
-/// A main file and a log over it, with tables of both kinds, long rows, deleted rows and free pages.
-fn family(path: &Path, seed: &mut Seed) -> Result<(Vec<u8>, Vec<u8>)> {
+/// A main file and a log over it.
+#[derive(Clone)]
+struct Family {
+    main: Vec<u8>,
+    log: Vec<u8>,
+}
+
+/// Makes one with tables of both kinds, long rows, deleted rows and free pages.
+fn family(path: &Path, seed: &mut Seed) -> Result<Family> {
     let page_size = seed.pick(&[512, 1024, 4096]);
     let encoding = seed.pick(&["UTF-8", "UTF-16le"]);
     let vacuum = seed.pick(&["NONE", "INCREMENTAL"]);
@@ -86,7 +90,7 @@ fn family(path: &Path, seed: &mut Seed) -> Result<(Vec<u8>, Vec<u8>)> {
     let mut log = path.as_os_str().to_owned();
     log.push("-wal");
     // Read before the close; nothing else uses this database.
-    Ok((std::fs::read(path)?, std::fs::read(&log)?))
+    Ok(Family { main: std::fs::read(path)?, log: std::fs::read(&log)? })
 }
 
 /// Damages headers of pages, cells, frames, or copies a page over another.
@@ -132,7 +136,7 @@ fn seal(log: &mut [u8], big_endian: bool) {
 }
 
 /// What is said of one log must agree.
-fn agree(main: &Vec<u8>, log: &Vec<u8>, seed: &mut Seed) -> Result<()> {
+fn agree(Family { main, log }: &Family, seed: &mut Seed) -> Result<()> {
     let listed = Transactions::of(log)?.collect::<Result<Vec<_>, _>>()?;
     let last = last_commit(log)?;
     let count = listed.len() as u64;
@@ -163,7 +167,7 @@ fn agree(main: &Vec<u8>, log: &Vec<u8>, seed: &mut Seed) -> Result<()> {
     Ok(())
 }
 
-fn walk(main: &Vec<u8>, log: &Vec<u8>) -> Result<()> {
+fn walk(Family { main, log }: &Family) -> Result<()> {
     let contents = Contents::read(log, Upto::Last)?;
     let (file, both) = (FilePages::of(main)?, LogPages::of(main, log, &contents)?);
     let sources = [file.as_ref().map(|f| f as &dyn PageSource), both.as_ref().map(|b| b as &dyn PageSource)];
@@ -185,7 +189,7 @@ fn walk(main: &Vec<u8>, log: &Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-fn salvaged(main: &Vec<u8>, log: &Vec<u8>, output: &Path) -> Result<()> {
+fn salvaged(Family { main, log }: &Family, output: &Path) -> Result<()> {
     let _ = std::fs::remove_file(output);
     let salvaged = match salvage::from_log(main, log, output) {
         Ok(salvaged) => salvaged,
@@ -206,7 +210,7 @@ fn salvaged(main: &Vec<u8>, log: &Vec<u8>, output: &Path) -> Result<()> {
 }
 
 /// Nothing is missing of what is whole.
-fn undamaged(main: &Vec<u8>, log: &Vec<u8>, room: &Path) -> Result<()> {
+fn undamaged(Family { main, log }: &Family, room: &Path) -> Result<()> {
     let mut image = Vec::new();
     overlay(main, log, &mut image)?;
     let source = FilePages::of(&image)?.context("the image is a database")?;
