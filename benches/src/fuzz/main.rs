@@ -9,6 +9,7 @@ mod http;
 mod import;
 mod log;
 mod mutate;
+mod pages;
 mod search;
 
 use std::process::ExitCode;
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use statehouse_testkit::Seed;
 
-const USAGE: &str = "usage: cargo xtask fuzz [--seconds N] [--seed S] [--only http|log|search|import|holders]";
+const USAGE: &str = "usage: cargo xtask fuzz [--seconds N] [--seed S] [--only http|log|pages|search|import|holders]";
 
 /// How long a target may run, and where its randomness comes from.
 pub(crate) struct Budget {
@@ -40,6 +41,7 @@ type Target = fn(&mut Budget) -> Result<()>;
 const TARGETS: &[(&str, Target)] = &[
     ("http", http::run),
     ("log", log::run),
+    ("pages", pages::run),
     ("search", search::run),
     ("import", import::run),
     ("holders", holders::run),

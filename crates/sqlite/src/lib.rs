@@ -4,7 +4,7 @@
 //! notices when the files are unlinked or replaced.
 //!
 //! Linux has all of it. On macOS and Windows this version opens no database: what is there is [`holders`], which says who
-//! uses one, and the formats ([`wal`], [`header`], [`image`]) that read a copy. Everything that keeps a database whole rests on
+//! uses one, and the formats ([`wal`], [`header`], [`image`], [`pages`]) that read a copy. Everything that keeps a database whole rests on
 //! `/proc` and on descriptors that name a file without opening it, and what is not there is missing rather than half kept.
 
 #![cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "errors and words that only an open database needs"))]

@@ -133,6 +133,7 @@ pub struct LogPages<'a> {
     main: &'a dyn ReadAt,
     wal: &'a dyn ReadAt,
     contents: &'a Contents,
+    count: u32,
     layout: Layout,
 }
 
@@ -143,7 +144,10 @@ impl<'a> LogPages<'a> {
     /// The system's answer.
     pub fn of(main: &'a dyn ReadAt, wal: &'a dyn ReadAt, contents: &'a Contents) -> io::Result<Option<LogPages<'a>>> {
         let Some(header) = &contents.header else { return Ok(None) };
-        let mut pages = LogPages { main, wal, contents, layout: Layout::usual(header.page_size) };
+        // What the commit claims may be more than there is anywhere.
+        let highest = contents.pages.keys().next_back().copied().unwrap_or(0);
+        let count = count_pages(main, header.page_size)?.max(highest).min(contents.size);
+        let mut pages = LogPages { main, wal, contents, count, layout: Layout::usual(header.page_size) };
         let mut first = Vec::new();
         if pages.read(1, &mut first)?
             && let Some(layout) = Layout::of(&first, header.page_size)
@@ -160,7 +164,7 @@ impl PageSource for LogPages<'_> {
     }
 
     fn count(&self) -> u32 {
-        self.contents.size
+        self.count
     }
 
     fn read(&self, number: u32, page: &mut Vec<u8>) -> io::Result<bool> {

@@ -16,6 +16,7 @@ mod survey;
 mod tables;
 mod write;
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::path::Path;
@@ -30,7 +31,7 @@ use crate::wal::{Contents, ReadAt, Upto};
 use place::{Placer, Tree};
 use proof::Proof;
 pub use readable::{Readable, readable};
-use survey::{Survey, chain};
+use survey::{Allowance, Survey, chain};
 use write::{Output, Place};
 
 /// What was taken out of a log.
@@ -97,6 +98,7 @@ pub fn from_log(main: &dyn ReadAt, wal: &dyn ReadAt, output: &Path) -> Result<Sa
         output: Output::new(&connection, log.layout().encoding, &tables),
         used: Claims::default(),
         named: &overflow,
+        allowance: Allowance::for_pages_of(&log),
         broken: 0,
     };
     let mut derived = 0;
@@ -217,6 +219,7 @@ struct Rows<'a> {
     used: Claims,
     /// How many cells name a page as one on which they go on.
     named: &'a HashMap<u32, u32>,
+    allowance: Allowance,
     broken: u64,
 }
 
@@ -260,18 +263,23 @@ impl Rows<'_> {
             content.extend_from_slice(payload.local);
             return Ok(Some(false));
         }
-        let ours = chain(self.log, payload)?;
+        let ours = chain(self.log, payload, &mut self.allowance)?;
         // A ghost reads what the other generation copied into the main file, and so writes rows of that one among its own. Where both
         // have gone on over pages of the same numbers, the log has only the ghost's.
         if ours.iter().any(|page| self.named.get(page).is_some_and(|n| *n > 1))
             && let (Some(main), Some(tree)) = (self.proof.main, tree)
             && self.proof.has(tree, rowid, payload)?
-            && gather(main, payload, content, &mut |_| true)? == Chain::Whole
+            && gather(main, payload, content, &mut |_| self.allowance.take())? == Chain::Whole
         {
             return Ok(Some(false));
         }
-        let contents = self.contents;
-        let whole = self.used.gather(self.log, payload, content, &|page| !contents.pages.contains_key(&page))?;
-        Ok((whole == Chain::Whole).then(|| ours.iter().any(|page| !contents.pages.contains_key(page))))
+        let borrowed = Cell::new(false);
+        let is_of_main = |page: u32| {
+            let of_main = !self.contents.pages.contains_key(&page);
+            borrowed.set(borrowed.get() || of_main);
+            of_main
+        };
+        let whole = self.used.gather(self.log, payload, content, &is_of_main)?;
+        Ok((whole == Chain::Whole).then(|| borrowed.get()))
     }
 }

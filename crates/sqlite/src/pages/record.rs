@@ -116,7 +116,7 @@ fn value(kind: u64, bytes: &[u8]) -> Value<'_> {
         9 => Value::Integer(1),
         7 => Value::Real(f64::from_bits(integer(bytes) as u64)),
         1..=6 => Value::Integer(integer(bytes)),
-        _ if kind % 2 == 0 => Value::Blob(bytes),
+        _ if kind & 1 == 0 => Value::Blob(bytes),
         _ => Value::Text(bytes),
     }
 }

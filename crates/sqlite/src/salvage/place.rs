@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 
-use super::survey::{Survey, chain, each_child};
+use super::survey::{Allowance, Survey, chain, each_child};
 use super::tables::Table;
 use crate::pages::{Encoding, Page, PageSource, Record, Value, gather};
 
@@ -85,13 +85,15 @@ impl<'a> Placer<'a> {
                 self.claim(tree.root, n)?;
             }
         }
+        let mut allowance = Allowance::for_pages_of(self.log);
         for (n, tree) in self.trees.iter().enumerate() {
-            self.below(self.log, tree.root, n, true)?;
+            self.below(self.log, tree.root, n, true, &mut allowance)?;
         }
         for strict in [true, false] {
+            let mut allowance = Allowance::for_pages_of(self.main.unwrap_or(self.log));
             for (n, tree) in self.trees.iter().enumerate() {
                 if let (Some(main), Some(root)) = (self.main, tree.main_root) {
-                    self.below(main, root, n, strict)?;
+                    self.below(main, root, n, strict, &mut allowance)?;
                 }
             }
         }
@@ -127,7 +129,14 @@ impl<'a> Placer<'a> {
 
     /// Goes down the interior pages of a tree and takes the pages of the log that they point at. Unless it is strict, the rowids of a
     /// page need only touch those between which it should lie: a second generation that had the same page may have divided it.
-    fn below(&mut self, source: &dyn PageSource, root: u32, tree: usize, strict: bool) -> io::Result<()> {
+    fn below(
+        &mut self,
+        source: &dyn PageSource,
+        root: u32,
+        tree: usize,
+        strict: bool,
+        allowance: &mut Allowance,
+    ) -> io::Result<()> {
         let mut seen = HashSet::from([root]);
         let mut open = vec![(root, 0)];
         if self.is_free(root)
@@ -135,7 +144,7 @@ impl<'a> Placer<'a> {
         {
             self.take(root, tree)?;
         }
-        while let Some((number, depth)) = open.pop() {
+        while let Some((number, depth)) = open.pop().filter(|_| allowance.take()) {
             let mut children = Vec::new();
             each_child(source, number, &mut |child, after, upto, kind| children.push((child, after, upto, kind)))?;
             // All pages below one page are on one level; so if one of them is a leaf, the others need not be read.
@@ -185,14 +194,12 @@ impl<'a> Placer<'a> {
     fn overflow_pages(&self) -> io::Result<HashMap<u32, u32>> {
         let mut pages: HashMap<u32, u32> = HashMap::new();
         let mut bytes = Vec::new();
-        // More than this no sound log can need, however often it names the same pages.
-        let mut budget = 4096 + 4 * u64::from(self.log.count());
+        let mut allowance = Allowance::for_pages_of(self.log);
         for number in self.owners.keys().copied() {
             self.log.read(number, &mut bytes)?;
             let Some(page) = Page::parse(&bytes, number, self.log.layout()) else { continue };
             for payload in (0..page.cells).filter_map(|n| page.cell(n)?.payload).filter(|p| p.overflow != 0) {
-                let chain = if budget > 0 { chain(self.log, &payload)? } else { vec![payload.overflow] };
-                budget = budget.saturating_sub(chain.len() as u64);
+                let chain = chain(self.log, &payload, &mut allowance)?;
                 chain.into_iter().for_each(|page| *pages.entry(page).or_default() += 1);
             }
         }
@@ -209,17 +216,19 @@ impl<'a> Placer<'a> {
                 below.extend(self.survey.children(self.log, *page)?);
             }
         }
+        let (mut tried, mut allowance) = (HashSet::new(), Allowance::for_pages_of(self.log));
         for top in open.into_iter().filter(|p| !below.contains(p)) {
             if !self.is_free(top) {
                 continue;
             }
-            let piece = self.piece(top)?;
+            let mut piece = self.piece(top)?;
+            piece.retain(|page| tried.insert(*page));
             let mut fitting = Vec::new();
             let mut rows = 0;
             for (n, tree) in self.trees.iter().enumerate() {
                 let mut fits = true;
                 for page in &piece {
-                    fits = fits && self.whole_records_fit(*page, tree, &mut rows)?;
+                    fits = fits && self.whole_records_fit(*page, tree, &mut rows, &mut allowance)?;
                 }
                 if fits {
                     fitting.push(n);
@@ -234,24 +243,25 @@ impl<'a> Placer<'a> {
     }
 
     /// As `records_fit`, with those that go on elsewhere; counts what it looked at.
-    fn whole_records_fit(&self, number: u32, tree: &Tree, rows: &mut u64) -> io::Result<bool> {
+    fn whole_records_fit(
+        &self,
+        number: u32,
+        tree: &Tree,
+        rows: &mut u64,
+        allowance: &mut Allowance,
+    ) -> io::Result<bool> {
         if !self.records_fit(number, tree)? {
             return Ok(false);
         }
         let (mut bytes, mut payload) = (Vec::new(), Vec::new());
         self.log.read(number, &mut bytes)?;
         let Some(page) = Page::parse(&bytes, number, self.log.layout()) else { return Ok(false) };
-        let mut budget: u32 = 1 << 14;
         for content in (0..page.cells).filter_map(|n| page.cell(n)?.payload) {
             *rows += 1;
             if content.overflow == 0 {
                 continue;
             }
-            let mut admit = |_| {
-                budget = budget.saturating_sub(1);
-                budget > 0
-            };
-            if gather(self.log, &content, &mut payload, &mut admit)? == crate::pages::Chain::Whole
+            if gather(self.log, &content, &mut payload, &mut |_| allowance.take())? == crate::pages::Chain::Whole
                 && !Record::parse(&payload).is_some_and(|r| tree.fits(&r, self.log.layout().encoding))
             {
                 return Ok(false);

@@ -9,7 +9,7 @@ use std::hash::{Hash, Hasher};
 use std::io;
 
 use super::place::Tree;
-use super::survey::chain;
+use super::survey::{Allowance, chain};
 use crate::pages::{Page, PageSource, Payload, seek};
 use crate::wal::Contents;
 
@@ -21,6 +21,8 @@ pub(super) struct Proof<'a> {
     /// For each tree without rowids, by its root, its entries that go on elsewhere, by the first page of the chain. Found when the
     /// first is asked for, because it takes a walk through all of the tree's pages.
     entries: HashMap<u32, HashMap<u32, Mark>>,
+    /// For following chains in the main file.
+    pub(super) allowance: Allowance,
 }
 
 /// What an entry is recognised by: the bytes of all of it, and a number that stands for those on its page.
@@ -34,7 +36,7 @@ fn mark(payload: &Payload<'_>) -> Mark {
 
 impl<'a> Proof<'a> {
     pub(super) fn new(contents: &'a Contents, log: &'a dyn PageSource, main: Option<&'a dyn PageSource>) -> Proof<'a> {
-        Proof { contents, log, main, entries: HashMap::new() }
+        Proof { contents, log, main, entries: HashMap::new(), allowance: Allowance::for_pages_of(log) }
     }
 
     /// True if the main file has the very same row: the same bytes on its page, going on at the same page.
@@ -59,7 +61,8 @@ impl<'a> Proof<'a> {
         if !self.has(tree, rowid, payload)? {
             return Ok(false);
         }
-        let (ours, theirs) = (chain(self.log, payload)?, chain(main, payload)?);
+        let (ours, theirs) =
+            (chain(self.log, payload, &mut self.allowance)?, chain(main, payload, &mut self.allowance)?);
         Ok(ours.len() == theirs.len()
             && ours.iter().zip(&theirs).all(|(ours, theirs)| ours == theirs || self.contents.pages.contains_key(ours)))
     }

@@ -98,12 +98,34 @@ pub(super) fn each_child(
     Ok(true)
 }
 
+/// How many pages may still be read for a purpose that reads each page of a sound file once or so. A crafted file can name the
+/// same pages again and again.
+pub(super) struct Allowance(u64);
+
+impl Allowance {
+    pub(super) fn for_pages_of(source: &dyn PageSource) -> Allowance {
+        Allowance(4096 + 4 * u64::from(source.count()))
+    }
+
+    /// Takes one; false if there is none left.
+    pub(super) fn take(&mut self) -> bool {
+        let left = self.0 > 0;
+        self.0 = self.0.saturating_sub(1);
+        left
+    }
+}
+
 /// The pages of a chain on which a payload goes on, as far as it can be followed.
-pub(super) fn chain(source: &dyn PageSource, payload: &Payload<'_>) -> io::Result<Vec<u32>> {
+pub(super) fn chain(source: &dyn PageSource, payload: &Payload<'_>, allowance: &mut Allowance) -> io::Result<Vec<u32>> {
     let each = u64::from(source.layout().usable) - 4;
     let most = (payload.length - payload.local.len() as u64).div_ceil(each).min(u64::from(source.count()));
     let (mut pages, mut bytes, mut next) = (Vec::new(), Vec::new(), payload.overflow);
-    while (pages.len() as u64) < most && next != 0 && next <= source.count() && source.read(next, &mut bytes)? {
+    while (pages.len() as u64) < most
+        && next != 0
+        && next <= source.count()
+        && allowance.take()
+        && source.read(next, &mut bytes)?
+    {
         pages.push(next);
         next = word(&bytes, 0);
     }
