@@ -96,7 +96,11 @@ impl<'a> Comparison<'a> {
             all: self,
             sink,
         };
-        if pair.numbered { job.join()? } else { job.look_up_each()? }
+        if pair.numbered {
+            job.join()?
+        } else {
+            job.look_up_each()?
+        }
         let Job { mut counts, matched, .. } = job;
         counts.only_here = totals.0.saturating_sub(matched);
         Ok(counts)

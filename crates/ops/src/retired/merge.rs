@@ -38,7 +38,9 @@ pub struct Merged {
     pub dry_run: bool,
     /// True if the database, or the new file, was written.
     pub done: bool,
-    /// Rows that were brought back, by table.
+    /// Rows that were brought back.
+    pub rows: u64,
+    /// The same by table; empty for a store of Statehouse, whose opening takes over all captures at once.
     pub brought: BTreeMap<String, u64>,
     /// The new file, with `--into`.
     pub into: Option<PathBuf>,
@@ -56,12 +58,26 @@ impl Merged {
             shown,
             dry_run: false,
             done: false,
+            rows: 0,
             brought: BTreeMap::new(),
             into: None,
             conflicts: None,
             before: None,
             read_back: None,
         }
+    }
+
+    fn bringing(self, brought: BTreeMap<String, u64>) -> Merged {
+        Merged { done: true, rows: brought.values().sum(), brought, ..self }
+    }
+
+    /// The answer where a store of ours has taken the rows over by itself when it was opened.
+    pub fn taken(self, path: &Path, rows: u64) -> Merged {
+        let merged = Merged { dry_run: false, done: true, rows, ..self };
+        if let Ok(family) = Family::of(path) {
+            tell(&family, &merged);
+        }
+        merged
     }
 }
 
@@ -112,10 +128,9 @@ pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -
     writing.writer.execute_batch("COMMIT")?;
     drop(writing);
     let mut merged = Merged::of(shown(&family, &source, compared, lacks));
-    merged.done = true;
     (merged.before, merged.conflicts) = (Some(kept), conflicts);
     merged.read_back = Some(read_back(path, &source, &brought, &refused, asked)?);
-    merged.brought = brought;
+    let merged = merged.bringing(brought);
     if merged.read_back == Some(true) {
         mark(&source)?;
     }
@@ -138,6 +153,14 @@ pub fn merge_into(path: &Path, id: &str, into: &Path, asked: &Asked<'_>) -> Resu
     reading.confirm()?;
     drop(reading);
     writer.execute_batch("BEGIN IMMEDIATE")?;
+    if super::own::is_ours(&writer)? {
+        let rows = super::own::merge(&writer, &source)?;
+        writer.execute_batch("COMMIT")?;
+        drop(writer);
+        copy.publish()?;
+        let merged = preview(path, id, asked)?;
+        return Ok(Merged { dry_run: false, done: true, rows, into: Some(into.to_owned()), ..merged });
+    }
     let reader = copy.reader()?;
     let list = List::new(&copy.conflicts());
     let work = Work { writer: &writer, reader, source: &source, asked, first: None, create: true };
@@ -147,10 +170,9 @@ pub fn merge_into(path: &Path, id: &str, into: &Path, asked: &Asked<'_>) -> Resu
     (asked.watch)(Progress::Begins { what: "checking the new file", bytes: None });
     copy.publish()?;
     let mut merged = Merged::of(shown(&family, &source, compared, lacks));
-    (merged.done, merged.brought) = (true, brought);
     merged.conflicts = list.publish()?;
     merged.into = Some(into.to_owned());
-    Ok(merged)
+    Ok(merged.bringing(brought))
 }
 
 /// What a merge is about, with its transaction open on `writer`.
@@ -320,7 +342,7 @@ fn mark(source: &Source) -> Result<()> {
 
 /// Leaves a record beside the database. One that cannot be written keeps nobody from the answer.
 fn tell(family: &Family, merged: &Merged) {
-    let rows: u64 = merged.brought.values().sum();
+    let rows = merged.rows;
     let conflicts = merged.shown.conflicting();
     let next = match &merged.conflicts {
         Some(list) => format!("look at the rows that stand against each other in {}", list.display()),

@@ -11,9 +11,11 @@ mod cell;
 mod compare;
 mod conflicts;
 mod error;
+mod evidence;
 mod into;
 mod live;
 mod merge;
+mod own;
 mod pair;
 mod probe;
 mod rules;
@@ -22,8 +24,12 @@ mod scratch;
 mod show;
 mod source;
 mod sql;
+#[cfg(test)]
+mod tests;
 
 pub use error::{Error, Result};
+pub use evidence::keep;
 pub use merge::{Evidence, Merged, merge, merge_into, preview};
+pub use own::offer;
 pub use show::{Asked, Lacks, Listed, Shown, TableShown, show};
 pub use source::{Kind, Opening, Salvage, Source};

@@ -46,14 +46,12 @@ pub(super) enum PairKey {
 impl Pair {
     fn new(name: String, live: Option<&Table>, theirs: &Table, rules: Rules) -> Pair {
         let model = live.unwrap_or(theirs);
-        let both: Vec<String> =
-            model.columns.iter().map(|c| c.name.clone()).filter(|c| theirs.has(c)).collect();
+        let both: Vec<String> = model.columns.iter().map(|c| c.name.clone()).filter(|c| theirs.has(c)).collect();
         let names = |of: &Table, without: &Table| -> Vec<String> {
             of.columns.iter().map(|c| c.name.clone()).filter(|c| !without.has(c)).collect()
         };
         let derived = rules.derived(&name);
-        let compared =
-            (0..both.len()).filter(|i| !derived.iter().any(|d| both[*i].eq_ignore_ascii_case(d))).collect();
+        let compared = (0..both.len()).filter(|i| !derived.iter().any(|d| both[*i].eq_ignore_ascii_case(d))).collect();
         let place = |column: &str| both.iter().position(|c| c.eq_ignore_ascii_case(column));
         let mut incomparable = None;
         let mut no_key = |column: &str| {
@@ -166,16 +164,16 @@ mod tests {
     #[test]
     fn what_only_one_side_has_is_said() {
         let live = schema("CREATE TABLE t(id INTEGER PRIMARY KEY, a, added); CREATE VIEW v AS SELECT 1;");
-        let theirs = schema("CREATE TABLE T(ID INTEGER PRIMARY KEY, dropped, A); CREATE TABLE v(x); CREATE TABLE n(x);");
+        let theirs =
+            schema("CREATE TABLE T(ID INTEGER PRIMARY KEY, dropped, A); CREATE TABLE v(x); CREATE TABLE n(x);");
         let found = pairs(&live, &theirs, Rules::None);
         let names: Vec<_> = found.iter().map(|p| (p.name.as_str(), p.live.is_some())).collect();
         assert_eq!(names, [("n", false), ("t", true)]);
         let t = &found[1];
-        assert_eq!((&t.columns[..], &t.only_live[..], &t.only_theirs[..]), (
-            &["id".to_owned(), "a".to_owned()][..],
-            &["added".to_owned()][..],
-            &["dropped".to_owned()][..]
-        ));
+        assert_eq!(
+            (&t.columns[..], &t.only_live[..], &t.only_theirs[..]),
+            (&["id".to_owned(), "a".to_owned()][..], &["added".to_owned()][..], &["dropped".to_owned()][..])
+        );
         assert!(t.numbered);
     }
 }

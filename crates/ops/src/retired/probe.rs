@@ -45,8 +45,7 @@ impl<'a> ByKey<'a> {
             .enumerate()
             .map(|(n, (place, collation))| collated(&quoted(&pair.columns[*place]), collation, n + 1))
             .collect();
-        let sql =
-            format!("SELECT {} FROM {} WHERE {}", pair.selected(), quoted(&pair.name), terms.join(" AND "));
+        let sql = format!("SELECT {} FROM {} WHERE {}", pair.selected(), quoted(&pair.name), terms.join(" AND "));
         let places = places.into_iter().map(|(place, _)| place).collect();
         Ok(Some(ByKey { statement: live.prepare(&sql)?, places, columns: pair.columns.len() }))
     }
@@ -80,7 +79,8 @@ impl<'a> Collision<'a> {
 
     fn new(live: &'a Connection, pair: &Pair, unique: &Unique) -> rusqlite::Result<Option<Collision<'a>>> {
         let terms = unique.terms.iter().enumerate();
-        let mut conditions: Vec<String> = terms.map(|(n, (term, c))| collated(&format!("({term})"), c, n + 1)).collect();
+        let mut conditions: Vec<String> =
+            terms.map(|(n, (term, c))| collated(&format!("({term})"), c, n + 1)).collect();
         conditions.extend(unique.only.iter().map(|only| format!("({only})")));
         let find = live.prepare(&format!(
             "SELECT {} FROM {} WHERE {}",

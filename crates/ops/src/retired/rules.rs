@@ -18,15 +18,12 @@ pub(super) enum Rules {
 }
 
 /// What makes a message the one that it is. The first four are there in every version.
-const MESSAGE: [&str; 7] =
-    ["session_id", "timestamp", "role", "content", "tool_call_id", "tool_calls", "tool_name"];
+const MESSAGE: [&str; 7] = ["session_id", "timestamp", "role", "content", "tool_call_id", "tool_calls", "tool_name"];
 
 impl Rules {
     /// Recognises a program by its tables.
     pub(super) fn of(schema: &Schema) -> Rules {
-        let has = |table: &str, columns: &[&str]| {
-            schema.get(table).is_some_and(|t| columns.iter().all(|c| t.has(c)))
-        };
+        let has = |table: &str, columns: &[&str]| schema.get(table).is_some_and(|t| columns.iter().all(|c| t.has(c)));
         let hermes = has("messages", &["id", "session_id", "role", "content", "timestamp"])
             && has("sessions", &["id", "source", "started_at", "message_count"])
             && has("schema_version", &["version"]);
@@ -70,9 +67,9 @@ impl Rules {
         let Some(identity) = self.identity(pair) else { return false };
         let differ = identity.iter().any(|i| theirs.get(*i) != ours.get(*i));
         // Newer versions give each message an id of its own for ever.
-        let one = pair.place("message_uid").is_some_and(|i| {
-            matches!((theirs.get(i), ours.get(i)), (Some(a), Some(b)) if !a.is_null() && a == b)
-        });
+        let one = pair
+            .place("message_uid")
+            .is_some_and(|i| matches!((theirs.get(i), ours.get(i)), (Some(a), Some(b)) if !a.is_null() && a == b));
         differ && !one
     }
 

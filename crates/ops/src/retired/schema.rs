@@ -79,8 +79,9 @@ pub(super) struct Schema {
 impl Schema {
     pub(super) fn read(connection: &Connection) -> rusqlite::Result<Schema> {
         let mut schema = Schema::default();
-        let mut list = connection
-            .prepare("SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main' ORDER BY name COLLATE NOCASE")?;
+        let mut list = connection.prepare(
+            "SELECT name, type, wr FROM pragma_table_list WHERE schema = 'main' ORDER BY name COLLATE NOCASE",
+        )?;
         let mut rows = list.query([])?;
         while let Some(row) = rows.next()? {
             let (name, kind, without_rowid): (String, String, bool) = (row.get(0)?, row.get(1)?, row.get(2)?);
@@ -90,7 +91,8 @@ impl Schema {
                 schema.tables.insert(lower, table(connection, name, without_rowid)?);
             }
         }
-        let mut all = connection.prepare("SELECT name, sql FROM sqlite_schema WHERE rootpage = 0 AND sql IS NOT NULL")?;
+        let mut all =
+            connection.prepare("SELECT name, sql FROM sqlite_schema WHERE rootpage = 0 AND sql IS NOT NULL")?;
         let mut rows = all.query([])?;
         while let Some(row) = rows.next()? {
             let (name, text): (String, String) = (row.get(0)?, row.get(1)?);
@@ -113,7 +115,8 @@ fn table(connection: &Connection, name: String, without_rowid: bool) -> rusqlite
     let mut info = connection.prepare("SELECT name, type, pk, hidden FROM pragma_table_xinfo(?1) ORDER BY cid")?;
     let mut rows = info.query([&name])?;
     while let Some(row) = rows.next()? {
-        let (column, kind, pk, hidden): (String, String, i64, i64) = (row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?);
+        let (column, kind, pk, hidden): (String, String, i64, i64) =
+            (row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?);
         names.insert(column.to_ascii_lowercase());
         if pk > 0 {
             key.push((pk, column.clone(), kind));
@@ -125,7 +128,8 @@ fn table(connection: &Connection, name: String, without_rowid: bool) -> rusqlite
     key.sort();
     let mut by_index = None;
     let mut uniques = Vec::new();
-    let mut list = connection.prepare("SELECT name, origin, partial FROM pragma_index_list(?1) WHERE \"unique\" = 1")?;
+    let mut list =
+        connection.prepare("SELECT name, origin, partial FROM pragma_index_list(?1) WHERE \"unique\" = 1")?;
     let mut rows = list.query([&name])?;
     while let Some(row) = rows.next()? {
         let (index, origin, partial): (String, String, bool) = (row.get(0)?, row.get(1)?, row.get(2)?);
@@ -177,15 +181,17 @@ fn unique(
         return Ok(Some(Unique { name, terms, columns: plain, only: None }));
     }
     let text: String =
-        connection.query_row("SELECT sql FROM sqlite_schema WHERE type = 'index' AND name = ?1", [&name], |r| r.get(0))?;
+        connection
+            .query_row("SELECT sql FROM sqlite_schema WHERE type = 'index' AND name = ?1", [&name], |r| r.get(0))?;
     // What cannot be read here is found when the row is written, and is a conflict then.
     let Some(IndexText { terms, only }) = sql::index(&text) else { return Ok(None) };
     if terms.len() != parts.len() {
         return Ok(None);
     }
-    let terms = terms.into_iter().zip(parts).map(|(text, (column, collation))| {
-        (column.map_or(text, |c| quoted(&c)), collation)
-    });
+    let terms = terms
+        .into_iter()
+        .zip(parts)
+        .map(|(text, (column, collation))| (column.map_or(text, |c| quoted(&c)), collation));
     Ok(Some(Unique { name, terms: terms.collect(), columns: plain, only }))
 }
 
@@ -208,8 +214,7 @@ fn references(connection: &Connection, table: &str) -> rusqlite::Result<Vec<Refe
     let mut found = Vec::new();
     for (mut reference, to_key) in by_id.into_values() {
         if to_key {
-            let mut info =
-                connection.prepare("SELECT name FROM pragma_table_info(?1) WHERE pk > 0 ORDER BY pk")?;
+            let mut info = connection.prepare("SELECT name FROM pragma_table_info(?1) WHERE pk > 0 ORDER BY pk")?;
             reference.to = info.query_map([&reference.parent], |r| r.get(0))?.collect::<rusqlite::Result<_>>()?;
         }
         // One that does not fit its parent is a fault of the schema, which SQLite reports by itself.
@@ -236,6 +241,7 @@ mod tests {
              CREATE TABLE bare(rowid, x);
              CREATE TABLE child(p REFERENCES n, q, FOREIGN KEY(q) REFERENCES k(c));
              CREATE VIRTUAL TABLE f USING fts5(a, content=n, content_rowid=id);
+             CREATE VIRTUAL TABLE g USING fts5(x, content=bare);
              CREATE VIEW v AS SELECT 1;
              CREATE UNIQUE INDEX part ON n(lower(a), a COLLATE NOCASE DESC) WHERE a IS NOT NULL AND (a <> ')');
              CREATE TABLE d(id INTEGER PRIMARY KEY DESC);",
@@ -247,7 +253,10 @@ mod tests {
         assert_eq!(n.key, Key::Number("id".into()));
         assert_eq!(n.columns.len(), 2, "generated columns are derived");
         let part = &n.uniques[0];
-        assert_eq!(part.terms, [("lower(a)".to_owned(), "BINARY".to_owned()), ("\"a\"".to_owned(), "NOCASE".to_owned())]);
+        assert_eq!(
+            part.terms,
+            [("lower(a)".to_owned(), "BINARY".to_owned()), ("\"a\"".to_owned(), "NOCASE".to_owned())]
+        );
         assert_eq!(part.only.as_deref(), Some("a IS NOT NULL AND (a <> ')')"));
         let key = |t: &str| s.get(t).unwrap().key.clone();
         let two = vec![("b".to_owned(), "NOCASE".to_owned()), ("a".to_owned(), "RTRIM".to_owned())];
@@ -261,7 +270,8 @@ mod tests {
         let mut parents: Vec<_> = child.references.iter().map(|r| (r.parent.as_str(), r.to[0].as_str())).collect();
         parents.sort_unstable();
         assert_eq!(parents, [("k", "c"), ("n", "id")]);
-        assert_eq!(s.indexed["n"], ["f"]);
+        assert_eq!(s.indexed["bare"], ["g"]);
+        assert!(!s.indexed.contains_key("n"), "it refers to the key");
     }
 
     #[test]

@@ -52,8 +52,7 @@ impl Leftover {
     pub(super) fn each(&self, mut tell: impl FnMut(i64, bool, bool) -> Result<()>) -> Result<()> {
         let Some(store) = &self.store else { return Ok(()) };
         let mut all = store.prepare("SELECT number, taken, digest FROM theirs ORDER BY number")?;
-        let mut take =
-            store.prepare("UPDATE ours SET n = n - 1 WHERE digest = ?1 AND n > 0 RETURNING 1")?;
+        let mut take = store.prepare("UPDATE ours SET n = n - 1 WHERE digest = ?1 AND n > 0 RETURNING 1")?;
         let mut rows = all.query([])?;
         while let Some(row) = rows.next()? {
             let digest: Vec<u8> = row.get(2)?;

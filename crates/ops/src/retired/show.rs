@@ -195,12 +195,7 @@ pub(super) struct Compared {
 pub(super) const UNPLACED: &str = "lost_and_found";
 
 /// Compares all tables. `live` and `source` are each in one state all the time.
-pub(super) fn compare(
-    live: &Connection,
-    source: &Source,
-    watch: Watch<'_>,
-    sink: &mut dyn Sink,
-) -> Result<Compared> {
+pub(super) fn compare(live: &Connection, source: &Source, watch: Watch<'_>, sink: &mut dyn Sink) -> Result<Compared> {
     let (schema, theirs) = (Schema::read(live)?, Schema::read(source)?);
     let rules = Rules::of(&schema);
     let mut comparison = Comparison::new(live, source, &schema, rules);

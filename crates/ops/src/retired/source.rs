@@ -147,11 +147,8 @@ fn contents(place: &Path) -> Result<Found> {
         return Ok(Found { image: named("main.captured"), log: named("wal.captured"), main: None });
     }
     let entries = std::fs::read_dir(place).map_err(|e| io("read", place, e))?;
-    let mut logs: Vec<String> = entries
-        .flatten()
-        .filter_map(|e| e.file_name().into_string().ok())
-        .filter(|n| n.ends_with("-wal"))
-        .collect();
+    let mut logs: Vec<String> =
+        entries.flatten().filter_map(|e| e.file_name().into_string().ok()).filter(|n| n.ends_with("-wal")).collect();
     logs.sort();
     let Some(log) = logs.first() else { return Ok(Found { image: None, log: None, main: None }) };
     Ok(Found { image: None, log: named(log), main: log.strip_suffix("-wal").and_then(named) })

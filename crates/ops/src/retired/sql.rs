@@ -117,18 +117,16 @@ mod tests {
 
     #[test]
     fn an_index_is_taken_apart() {
-        let terms = |t: &[&str]| t.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>();
+        let found = |terms: &[&str], only: Option<&str>| {
+            Some((terms.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>(), only.map(str::to_owned)))
+        };
         assert_eq!(
-            parse("CREATE UNIQUE INDEX \"a(b\" ON t(lower(a, ','), \"x,)\" COLLATE NOCASE DESC, b asc) WHERE b > 'where'"),
-            Some((terms(&["lower(a, ',')", "\"x,)\""]), None)).map(|(mut t, _)| {
-                t.push("b".to_owned());
-                (t, Some("b > 'where'".to_owned()))
-            })
+            parse(
+                "CREATE UNIQUE INDEX \"a(b\" ON t(lower(a, ','), \"x,)\" COLLATE NOCASE DESC, b asc) WHERE b > 'where'"
+            ),
+            found(&["lower(a, ',')", "\"x,)\"", "b"], Some("b > 'where'"))
         );
-        assert_eq!(
-            parse("create index i on [t(] (a -- ), (\n , /* ( */ b)"),
-            Some((terms(&["a", "b"]), None))
-        );
+        assert_eq!(parse("create index i on [t(] (a -- ), (\n , /* ( */ b)"), found(&["a", "b"], None));
         assert_eq!(parse("CREATE TABLE t"), None);
         assert_eq!(parse("CREATE INDEX i ON t(a"), None);
     }
