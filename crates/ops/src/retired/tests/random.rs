@@ -84,7 +84,7 @@ fn model(path: &Path, (table, keys, columns): (&str, usize, usize)) -> BTreeMap<
 #[test]
 fn random_tables_that_parted_are_counted_and_merged_as_a_model_says() {
     let mut seed = Seed::of_run("random_tables_that_parted");
-    for round in 0..40 {
+    for round in 0..15 {
         let steps = 5 + seed.below(60);
         let (base, live, captured) =
             (change(&mut seed, steps), change(&mut seed, steps / 2), change(&mut seed, steps / 2));
