@@ -24,6 +24,7 @@ mod readme;
 mod refusals;
 mod removed;
 mod retired_capture;
+mod retired_merge;
 mod situations;
 mod up;
 mod verify;

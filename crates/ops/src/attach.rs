@@ -83,10 +83,10 @@ fn make_image(inspected: &Inspected, copy: &Path) -> Result<()> {
 }
 
 /// A private directory that goes with its owner.
-struct Scratch(PathBuf);
+pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new(parent: &Path) -> Result<Scratch> {
+    pub(crate) fn new(parent: &Path) -> Result<Scratch> {
         let mut taken = None;
         for n in 0..1000 {
             let path = parent.join(format!("statehouse-image-{}-{n}", std::process::id()));
@@ -97,6 +97,13 @@ impl Scratch {
             }
         }
         Err(Error::io("create a directory in", parent, taken.unwrap_or_else(|| std::io::ErrorKind::Other.into())))
+    }
+}
+
+impl Scratch {
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
     }
 }
 

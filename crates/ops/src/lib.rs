@@ -10,6 +10,7 @@ pub mod check;
 pub mod incidents;
 pub mod maintenance;
 pub mod progress;
+pub mod retired;
 pub mod status;
 pub mod verify;
 

@@ -135,34 +135,31 @@ impl From<statehouse_sessions::Error> for Failure {
     }
 }
 
-impl From<statehouse_ops::maintenance::Error> for Failure {
-    fn from(e: statehouse_ops::maintenance::Error) -> Failure {
-        match e {
-            statehouse_ops::maintenance::Error::Database(e) => e.into(),
-            e => Failure {
-                exit: if e.is_refusal() { exit::REFUSED } else { exit::FAILED },
-                code: e.code().into(),
-                message: e.to_string(),
-                detail: e.detail(),
-                hint: e.hint().into(),
-            },
-        }
-    }
+/// Errors of what an operator does: a refusal has changed nothing, everything else was tried.
+macro_rules! of_operations {
+    ($($error:ty => $inner:ident;)*) => {
+        $(impl From<$error> for Failure {
+            fn from(e: $error) -> Failure {
+                type Typed = $error;
+                match e {
+                    Typed::$inner(e) => e.into(),
+                    e => Failure {
+                        exit: if e.is_refusal() { exit::REFUSED } else { exit::FAILED },
+                        code: e.code().into(),
+                        message: e.to_string(),
+                        detail: e.detail(),
+                        hint: e.hint().into(),
+                    },
+                }
+            }
+        })*
+    };
 }
 
-impl From<statehouse_sqlite::capture::TakeError> for Failure {
-    fn from(e: statehouse_sqlite::capture::TakeError) -> Failure {
-        match e {
-            statehouse_sqlite::capture::TakeError::Database(e) => e.into(),
-            e => Failure {
-                exit: if e.is_refusal() { exit::REFUSED } else { exit::FAILED },
-                code: e.code().into(),
-                message: e.to_string(),
-                detail: e.detail(),
-                hint: e.hint(),
-            },
-        }
-    }
+of_operations! {
+    statehouse_ops::maintenance::Error => Database;
+    statehouse_sqlite::capture::TakeError => Database;
+    statehouse_ops::retired::Error => Maintenance;
 }
 
 #[cfg(test)]
@@ -213,10 +210,11 @@ mod tests {
             "sqlite",
         ];
         let store = ["not_found", "invalid", "bad_source"];
+        let retired = ["unreadable_capture", "missing_module", "exists", "foreign_key"];
         let maintenance = ["no_room", "would_renumber", "wal_only", "undone", "mode_not_taken"];
         let capture = ["no_process", "nothing_to_capture", "refused_other_user", "process_ended"];
-        let reasons = Reason::ALL.iter().map(|r| r.code());
-        for code in own.into_iter().chain(database).chain(store).chain(maintenance).chain(capture).chain(reasons) {
+        let reasons: Vec<_> = Reason::ALL.iter().map(|r| r.code()).collect();
+        for code in [&own[..], &database, &store, &retired, &maintenance, &capture, &reasons].concat() {
             assert!(page.contains(&format!("| `{code}` |")), "{code} is not in docs/contract.md");
         }
     }

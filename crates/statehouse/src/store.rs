@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use statehouse_sessions::{OpenMode, SqliteStore, Store};
-use statehouse_sqlite::{Error, Event, Reason};
+use statehouse_sqlite::{Error, Event, Observer, Reason};
 
 use crate::failure::Result;
 
@@ -40,6 +40,21 @@ pub(crate) fn open_sqlite(path: &Path, opening: &Opening<'_>) -> Result<SqliteSt
         ..OpenMode::existing()
     };
     Ok(SqliteStore::open(path, opening.role, mode)?)
+}
+
+/// Opens the store at `path`, tells `also` what happens, and closes it.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_observed(path: &Path, role: &str, patience: Duration, also: Observer) -> Result<()> {
+    must_exist(path)?;
+    let observer: Observer = Arc::new(move |event| {
+        log(event);
+        also(event);
+    });
+    let mode = OpenMode { patience, observer: Some(observer), ..OpenMode::existing() };
+    SqliteStore::open(path, role, mode)?;
+    Ok(())
 }
 
 /// True once rows were lost with a handle that could not keep them.

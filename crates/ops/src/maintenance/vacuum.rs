@@ -327,6 +327,11 @@ impl External {
     }
 }
 
+/// The table whose rows a search index refers to by their numbers, from the statement that made the index.
+pub(crate) fn content_of_search_index(sql: &str) -> Option<String> {
+    External::parse(sql).filter(|e| e.by_row_number).map(|e| e.table)
+}
+
 /// The arguments of a statement, split at the commas that are not inside quotes.
 fn split(text: &str) -> Vec<&str> {
     let mut parts = Vec::new();

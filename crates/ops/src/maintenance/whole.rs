@@ -12,7 +12,7 @@ use crate::verify::is_of_search_index;
 
 /// Refuses a database whose structure is damaged. What SQLite says of search indexes is not about the structure: tokenizers
 /// differ between programs.
-pub(super) fn require(connection: &Connection, path: &Path) -> Result<()> {
+pub(crate) fn require(connection: &Connection, path: &Path) -> Result<()> {
     let unsound = |found: String| Err(Error::Unsound { path: path.to_owned(), found });
     let found = match lines(connection, "PRAGMA quick_check(20)") {
         // Some damage is met before the check could put it in words.

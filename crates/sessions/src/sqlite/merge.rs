@@ -64,7 +64,10 @@ const USAGE: Table = Table {
 };
 
 /// Copies what only `retired` has, inside the write transaction that `live` is in. Returns how many rows it took over.
-pub(super) fn merge(live: &Connection, retired: &Connection) -> Result<u64, Failure> {
+///
+/// # Errors
+/// What SQLite answers; the transaction is to be rolled back then.
+pub fn merge(live: &Connection, retired: &Connection) -> Result<u64, Failure> {
     let mut taken = rows(live, retired, &PROMPT)?;
     taken += rows(live, retired, &SESSION)?;
     taken += rows(live, retired, &SESSION_EXTRA)?;

@@ -22,6 +22,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, params};
 use statehouse_sqlite::{Database, Failure, Observer, Options, Ticket};
 
+pub use merge::merge as merge_retired;
 pub use schema::{APPLICATION_ID, SCHEMA, SessionsSchema, may_read};
 
 use crate::error::{Error, Result};

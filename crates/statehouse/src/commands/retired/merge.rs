@@ -1,14 +1,183 @@
 //! `retired show`, `retired merge`: what only a capture has, and bringing it back.
 
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use statehouse_ops::maintenance::look;
+use statehouse_ops::retired::{self, Asked, Kind, Merged, Shown, TableShown};
+use statehouse_sqlite::Event;
+
 use crate::args::{RetiredMerge, RetiredShow};
 use crate::commands::Context;
+use crate::commands::progress::Bar;
 use crate::exit;
-use crate::failure::{Failure, Result, code};
+use crate::failure::Result;
+use crate::home::Place;
+use crate::store;
+use crate::text::{escape_line, table};
 
-pub(crate) fn show(_context: &Context, _args: &RetiredShow) -> Result {
-    Err(Failure::new(exit::FAILED, code::IO, "this version cannot compare yet"))
+pub(crate) fn show(context: &Context, args: &RetiredShow) -> Result {
+    let path = database(context, args.target.path.as_deref())?;
+    let bar = Bar::new();
+    let shown = with(context, &bar, |asked| retired::show(&path, &args.id, args.rows, asked))?;
+    bar.clear();
+    context.output.answer(&shown, |s| text(s) + &listed(s));
+    Ok(exit::OK)
 }
 
-pub(crate) fn merge(_context: &Context, _args: &RetiredMerge) -> Result {
-    Err(Failure::new(exit::FAILED, code::IO, "this version cannot merge yet"))
+pub(crate) fn merge(context: &Context, args: &RetiredMerge) -> Result {
+    let path = database(context, args.target.path.as_deref())?;
+    let bar = Bar::new();
+    let scratch = std::env::temp_dir();
+    let evidence = || retired::keep(&path, &scratch, context.patience);
+    let merged = match (&args.into, args.dry_run) {
+        (Some(into), _) => {
+            let into = std::path::absolute(into).unwrap_or_else(|_| into.clone());
+            with(context, &bar, |asked| retired::merge_into(&path, &args.id, &into, asked))?
+        }
+        (None, true) => with(context, &bar, |asked| retired::preview(&path, &args.id, asked))?,
+        (None, false) if look(&path)?.is_ours() => own(context, &bar, &path, &args.id)?,
+        (None, false) => with(context, &bar, |asked| retired::merge(&path, &args.id, &evidence, asked))?,
+    };
+    bar.clear();
+    context.output.answer(&merged, |m| text(&m.shown) + &done(m));
+    Ok(if merged.read_back == Some(false) { exit::FINDING } else { exit::OK })
+}
+
+fn database(context: &Context, path: Option<&Path>) -> Result<PathBuf> {
+    let path = Place::of(path, &context.home).database;
+    store::must_exist(&path)?;
+    Ok(path)
+}
+
+fn with<T>(context: &Context, bar: &Bar, work: impl FnOnce(&Asked<'_>) -> retired::Result<T>) -> retired::Result<T> {
+    work(&Asked {
+        scratch: &std::env::temp_dir(),
+        patience: context.patience,
+        salvage: &salvage,
+        lacks: &lacks,
+        watch: &|progress| bar.told(progress),
+    })
+}
+
+/// A store of ours knows by itself what its rows mean: opening it takes over what its captures hold.
+fn own(context: &Context, bar: &Bar, path: &Path, id: &str) -> Result<Merged> {
+    with(context, bar, |asked| retired::offer(path, id, asked))?;
+    let preview = with(context, bar, |asked| retired::preview(path, id, asked))?;
+    let rows = Arc::new(AtomicU64::new(0));
+    let told = rows.clone();
+    let observer = move |event: &Event| {
+        if let Event::Merged { rows } = event {
+            told.fetch_add(*rows, Ordering::Relaxed);
+        }
+    };
+    store::open_observed(path, "retired merge", context.patience, Arc::new(observer))?;
+    Ok(preview.taken(path, rows.load(Ordering::Relaxed)))
+}
+
+fn salvage(_main: &File, _log: &File, _output: &Path) -> std::result::Result<(), String> {
+    Err("this version cannot read rows from a log alone".to_owned())
+}
+
+fn lacks(_main: &File, _log: &File) -> Option<u64> {
+    None
+}
+
+fn text(s: &Shown) -> String {
+    let from = match s.source {
+        Kind::Image => "its image",
+        Kind::Log => "the pages of its log alone, which hold a part of the rows",
+    };
+    let made = s.captured_at.as_deref().map_or_else(String::new, |at| format!(", captured {at}"));
+    let pid = s.pid.map_or_else(String::new, |pid| format!(", from PID {pid}"));
+    let mut out = escape_line(&format!("capture {}{made}{pid}", s.id)) + "\n";
+    out += &format!(
+        "{} transactions in its log, {} of them not in the database; rows were read from {from}\n",
+        s.transactions, s.commits_missing
+    );
+    let differs = |t: &TableShown| {
+        t.missing + t.conflicting + t.renumbered > 0 || t.not_compared.is_some() || t.only_here.is_some_and(|n| n > 0)
+    };
+    let rows: Vec<Vec<String>> = s.tables.iter().filter(|(_, t)| differs(t)).map(|(n, t)| row(n, t)).collect();
+    if rows.is_empty() {
+        out += "every row of it is in the database\n";
+    } else {
+        out += &table(&["TABLE", "MISSING", "RENUMBERED", "CONFLICTING", "SAME", "ONLY HERE", ""], &rows);
+    }
+    if s.unplaced > 0 {
+        out += &format!("{} rows of the log fit no table\n", s.unplaced);
+    }
+    out
+}
+
+fn row(name: &str, t: &TableShown) -> Vec<String> {
+    let mut notes = Vec::new();
+    if t.only_captured {
+        notes.push("the database has no such table".to_owned());
+    }
+    if let Some(why) = t.left_alone {
+        notes.push(format!("not brought back: {why}"));
+    }
+    if let Some(why) = &t.not_compared {
+        notes.push(format!("not compared: {why}"));
+    }
+    if !t.columns_only_captured.is_empty() {
+        notes.push(format!("only the capture has the columns {}", t.columns_only_captured.join(", ")));
+    }
+    vec![
+        escape_line(name),
+        t.missing.to_string(),
+        t.renumbered.to_string(),
+        t.conflicting.to_string(),
+        t.same.to_string(),
+        t.only_here.map_or_else(|| "unknown".to_owned(), |n| n.to_string()),
+        escape_line(&notes.join("; ")),
+    ]
+}
+
+fn listed(s: &Shown) -> String {
+    let mut out = String::new();
+    for (name, table) in &s.tables {
+        let Some(rows) = &table.rows else { continue };
+        for (what, keys) in [("missing", &rows.missing), ("conflicting", &rows.conflicting)] {
+            for key in keys {
+                out += &format!("{}\n", escape_line(&format!("{name} {what} {key}")));
+            }
+        }
+        if rows.truncated {
+            out += &format!("{} and more\n", escape_line(name));
+        }
+    }
+    out
+}
+
+fn done(m: &Merged) -> String {
+    let mut out = String::new();
+    if m.dry_run {
+        out += &format!("would bring {} rows back and change no row that is there\n", m.shown.to_bring_back());
+        if let Some(code) = &m.shown.would_refuse {
+            out += &format!("and would be refused now: {}\n", escape_line(code));
+        }
+        return out;
+    }
+    match (&m.into, m.done) {
+        (Some(into), _) => {
+            out += &format!("{} rows were brought back in {}\n", m.rows, escape_line(&into.to_string_lossy()));
+        }
+        (None, true) => out += &format!("{} rows were brought back\n", m.rows),
+        (None, false) => out += "nothing was done\n",
+    }
+    if let Some(list) = &m.conflicts {
+        let n = m.shown.conflicting();
+        out += &format!("{n} rows stand against others and were left: {}\n", escape_line(&list.to_string_lossy()));
+    }
+    if let Some(before) = &m.before {
+        out += &format!("the database as it was before: {}\n", escape_line(&before.to_string_lossy()));
+    }
+    if m.read_back == Some(false) {
+        out += "a fresh connection does not find all of them; run `statehouse holders` and `statehouse verify`\n";
+    }
+    out
 }

@@ -1,0 +1,126 @@
+//! Why a capture was not compared or merged, or why a merge was undone.
+
+use std::path::PathBuf;
+
+use crate::maintenance;
+
+/// The result of everything here.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What kept a capture from being compared or merged.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// What the database, the volume, or the check of the structure answers.
+    #[error(transparent)]
+    Maintenance(#[from] maintenance::Error),
+    /// There is no such capture.
+    #[error("there is no capture {id} beside this database")]
+    NoCapture {
+        /// What was asked for.
+        id: String,
+    },
+    /// Neither an image nor the log gives rows.
+    #[error("no rows can be read from {}", place.display())]
+    Unreadable {
+        /// The capture or file.
+        place: PathBuf,
+        /// What stands against it.
+        why: String,
+    },
+    /// Writing into a table needs what this SQLite does not have. Nothing was done.
+    #[error("the table {table} cannot be written by this program")]
+    CannotWrite {
+        /// The table.
+        table: String,
+        /// What SQLite says.
+        why: String,
+    },
+    /// The output is there already. Nothing was done.
+    #[error("{} is there already, and is never overwritten", path.display())]
+    Exists {
+        /// The output.
+        path: PathBuf,
+    },
+    /// Rows would refer to rows that are not there. All was undone.
+    #[error("all was undone, because rows would refer to rows that are not there")]
+    Dangling {
+        /// Which.
+        found: String,
+    },
+    /// The database did not hold afterwards what it should. All was undone.
+    #[error("all was undone, because the database did not hold what it should have held after it")]
+    Miscounted {
+        /// Which tables, with the numbers.
+        found: String,
+    },
+}
+
+impl Error {
+    /// The stable code.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::Maintenance(e) => e.code(),
+            Error::NoCapture { .. } => "not_found",
+            Error::Unreadable { .. } => "unreadable_capture",
+            Error::CannotWrite { .. } => "missing_module",
+            Error::Exists { .. } => "exists",
+            Error::Dangling { .. } => "foreign_key",
+            Error::Miscounted { .. } => "undone",
+        }
+    }
+
+    /// True if nothing was done because something stands against it.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Error::Maintenance(e) => e.is_refusal(),
+            Error::Unreadable { .. } | Error::CannotWrite { .. } | Error::Exists { .. } => true,
+            Error::NoCapture { .. } | Error::Dangling { .. } | Error::Miscounted { .. } => false,
+        }
+    }
+
+    /// What was seen.
+    pub fn detail(&self) -> String {
+        match self {
+            Error::Maintenance(e) => e.detail(),
+            Error::Unreadable { why, .. } | Error::CannotWrite { why, .. } => why.clone(),
+            Error::Dangling { found } | Error::Miscounted { found } => found.clone(),
+            Error::NoCapture { .. } | Error::Exists { .. } => String::new(),
+        }
+    }
+
+    /// What to do next.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Error::Maintenance(e) => e.hint(),
+            Error::NoCapture { .. } => "Run `statehouse retired list` to see those that there are.",
+            Error::Unreadable { .. } => {
+                "Nothing was changed. Keep the capture: its log is the only copy of what was written into it."
+            }
+            Error::CannotWrite { .. } => {
+                "Nothing was changed. A trigger or an index of the table uses a function, collation or tokenizer of the program \
+                 that owns the database; let that program drop it, merge, and let it make it again."
+            }
+            Error::Exists { .. } => "Nothing was changed. Name another file with --into.",
+            Error::Dangling { .. } | Error::Miscounted { .. } => {
+                "Nothing is lost: the database and the capture are as they were. Use --into FILE to see what a merge would give."
+            }
+        }
+    }
+}
+
+impl From<statehouse_sqlite::Error> for Error {
+    fn from(e: statehouse_sqlite::Error) -> Error {
+        Error::Maintenance(e.into())
+    }
+}
+
+impl From<rusqlite::Error> for Error {
+    fn from(e: rusqlite::Error) -> Error {
+        Error::Maintenance(e.into())
+    }
+}
+
+/// A failed system call on a file or directory.
+pub(super) fn io(action: &'static str, path: &std::path::Path, source: impl Into<std::io::Error>) -> Error {
+    Error::from(statehouse_sqlite::Error::io(action, path, source))
+}

@@ -1,0 +1,366 @@
+//! Bringing back what only a capture has: into the live database in one transaction, or into a new file.
+//!
+//! The comparison runs once more inside the transaction, so what is written is what is missing at that moment. Before the
+//! commit it is proved that nothing refers to what is not there and that nothing is missing any more; after it the same is read back
+//! by a fresh connection. Killed at any point the database is the old one or the new one, and a second merge brings nothing.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use rusqlite::Connection;
+use serde::Serialize;
+use statehouse_sqlite::Family;
+use statehouse_sqlite::incidents::{self, Kind as Incident, Outcome, Report};
+
+use super::apply::Apply;
+use super::compare::{Comparison, Counts, count};
+use super::conflicts::List;
+use super::error::{Error, Result, io};
+use super::live::{self, Reading, Writing};
+use super::pair::{Pair, pairs};
+use super::rules::Rules;
+use super::schema::Schema;
+use super::show::{Asked, Compared, Listing, Shown, TableShown, UNPLACED, compare, lacks, shown, table};
+use super::source::{Kind, Source};
+use crate::maintenance::{look, quoted};
+use crate::progress::Progress;
+
+/// Keeps a copy of the database as it is, before anything is changed, and says where.
+pub type Evidence<'a> = &'a dyn Fn() -> Result<PathBuf>;
+
+/// The answer of `retired merge`.
+#[derive(Debug, Serialize)]
+pub struct Merged {
+    /// How the capture stood to the database.
+    #[serde(flatten)]
+    pub shown: Shown,
+    /// True if only a preview was asked for.
+    pub dry_run: bool,
+    /// True if the database, or the new file, was written.
+    pub done: bool,
+    /// Rows that were brought back.
+    pub rows: u64,
+    /// The same by table; empty for a store of Statehouse, whose opening takes over all captures at once.
+    pub brought: BTreeMap<String, u64>,
+    /// The new file, with `--into`.
+    pub into: Option<PathBuf>,
+    /// Where the rows are listed that stand against each other; `null` if there are none.
+    pub conflicts: Option<PathBuf>,
+    /// The copy of the database as it was before.
+    pub before: Option<PathBuf>,
+    /// True if a fresh connection found every row there afterwards; `null` if nothing was written.
+    pub read_back: Option<bool>,
+}
+
+impl Merged {
+    fn of(shown: Shown) -> Merged {
+        Merged {
+            shown,
+            dry_run: false,
+            done: false,
+            rows: 0,
+            brought: BTreeMap::new(),
+            into: None,
+            conflicts: None,
+            before: None,
+            read_back: None,
+        }
+    }
+
+    fn bringing(self, brought: BTreeMap<String, u64>) -> Merged {
+        Merged { done: true, rows: brought.values().sum(), brought, ..self }
+    }
+
+    /// The answer where a store of ours has taken the rows over by itself when it was opened.
+    pub fn taken(self, path: &Path, rows: u64) -> Merged {
+        let merged = Merged { dry_run: false, done: true, rows, ..self };
+        if let Ok(family) = Family::of(path) {
+            tell(&family, &merged);
+        }
+        merged
+    }
+}
+
+/// Says what [`merge`] would do. Nothing is changed.
+///
+/// # Errors
+/// [`Error`].
+pub fn preview(path: &Path, id: &str, asked: &Asked<'_>) -> Result<Merged> {
+    let mut shown = super::show(path, id, false, asked)?;
+    let refused = live::refuse_danger(&Family::of(path)?).err();
+    shown.would_refuse = refused.map(|e| e.code().to_owned());
+    Ok(Merged { dry_run: true, ..Merged::of(shown) })
+}
+
+/// Brings the rows that only the capture has into the database at `path`.
+///
+/// # Errors
+/// [`Error`], with the database as it was.
+pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -> Result<Merged> {
+    let seen = look(path)?;
+    let family = seen.family().clone();
+    live::refuse_danger(&family)?;
+    (asked.watch)(Progress::Begins { what: "opening the capture", bytes: None });
+    let source = Source::find(&family, id, &asked.opening(true))?;
+    let lacks = lacks(&family, &source, asked);
+    // Most captures are looked at first, and many were merged before: then nothing is touched.
+    let first = {
+        let reading = Reading::open(path, asked.scratch, asked.patience)?;
+        let first = compare(&reading, &source, asked.watch, &mut Listing { rows: None })?;
+        reading.confirm()?;
+        first
+    };
+    let before = shown(&family, &source, first, lacks);
+    if before.to_bring_back() == 0 && before.conflicting() == 0 {
+        mark(&source)?;
+        return Ok(Merged::of(before));
+    }
+    (asked.watch)(Progress::Begins { what: "keeping a copy of the database", bytes: None });
+    let kept = evidence()?;
+    let writing = Writing::open(&look(path)?, asked.patience)?;
+    writing.begin()?;
+    let reader = writing.reader(asked.patience)?;
+    let list = List::new(&source.conflicts());
+    let create = source.kind == Kind::Image;
+    let work = Work { writer: &writing.writer, reader, source: &source, asked, first: Some(&before), create };
+    let Done { compared, brought, refused, list } = work.run(list)?;
+    let conflicts = list.publish()?;
+    writing.writer.execute_batch("COMMIT")?;
+    drop(writing);
+    let mut merged = Merged::of(shown(&family, &source, compared, lacks));
+    (merged.before, merged.conflicts) = (Some(kept), conflicts);
+    merged.read_back = Some(read_back(path, &source, &brought, &refused, asked)?);
+    let merged = merged.bringing(brought);
+    if merged.read_back == Some(true) {
+        mark(&source)?;
+    }
+    tell(&family, &merged);
+    Ok(merged)
+}
+
+/// Writes the database at `path` with the rows that only the capture has to the new file `into`.
+///
+/// # Errors
+/// [`Error`], with nothing left of the new file.
+pub fn merge_into(path: &Path, id: &str, into: &Path, asked: &Asked<'_>) -> Result<Merged> {
+    let family = Family::of(path)?;
+    let copy = super::into::Copy::new(into)?;
+    let source = Source::find(&family, id, &asked.opening(true))?;
+    let lacks = lacks(&family, &source, asked);
+    let reading = Reading::open(path, asked.scratch, asked.patience)?;
+    (asked.watch)(Progress::Begins { what: "copying the database", bytes: None });
+    let writer = copy.take(&reading)?;
+    reading.confirm()?;
+    drop(reading);
+    writer.execute_batch("BEGIN IMMEDIATE")?;
+    if super::own::is_ours(&writer)? {
+        let rows = super::own::merge(&writer, &source)?;
+        writer.execute_batch("COMMIT")?;
+        drop(writer);
+        copy.publish()?;
+        let merged = preview(path, id, asked)?;
+        return Ok(Merged { dry_run: false, done: true, rows, into: Some(into.to_owned()), ..merged });
+    }
+    let reader = copy.reader()?;
+    let list = List::new(&copy.conflicts());
+    let work = Work { writer: &writer, reader, source: &source, asked, first: None, create: true };
+    let Done { compared, brought, list, .. } = work.run(list)?;
+    writer.execute_batch("COMMIT")?;
+    drop(writer);
+    (asked.watch)(Progress::Begins { what: "checking the new file", bytes: None });
+    copy.publish()?;
+    let mut merged = Merged::of(shown(&family, &source, compared, lacks));
+    merged.conflicts = list.publish()?;
+    merged.into = Some(into.to_owned());
+    Ok(merged.bringing(brought))
+}
+
+/// What a merge is about, with its transaction open on `writer`.
+struct Work<'a> {
+    writer: &'a Connection,
+    /// Sees the database as it was when the transaction began.
+    reader: Connection,
+    source: &'a Source,
+    asked: &'a Asked<'a>,
+    /// What a first look found, if there was one.
+    first: Option<&'a Shown>,
+    /// True if tables that only the capture has are made.
+    create: bool,
+}
+
+struct Done {
+    compared: Compared,
+    brought: BTreeMap<String, u64>,
+    refused: BTreeMap<String, u64>,
+    list: List,
+}
+
+impl Work<'_> {
+    /// Everything up to the commit. On an error the transaction goes with its connection.
+    fn run(self, list: List) -> Result<Done> {
+        let (schema, theirs) = (Schema::read(&self.reader)?, Schema::read(self.source)?);
+        let rules = Rules::of(&schema);
+        let pairs = pairs(&schema, &theirs, rules);
+        let from_log = self.source.kind == Kind::Log;
+        let (unplaced, pairs): (Vec<Pair>, Vec<Pair>) =
+            pairs.into_iter().partition(|p| from_log && p.live.is_none() && p.name == UNPLACED);
+        self.writer.execute_batch("PRAGMA defer_foreign_keys = ON")?;
+        for pair in pairs.iter().filter(|p| p.live.is_none() && self.create) {
+            Apply::create(self.writer, self.source, pair)?;
+        }
+        let touched: Vec<&Pair> = pairs.iter().filter(|p| self.is_written(p)).collect();
+        let dangling = Dangling::count(self.writer, &touched)?;
+        let needed: Vec<&Pair> =
+            touched.iter().filter(|p| self.first.is_some_and(|f| f.has_rows_to_come(&p.name))).copied().collect();
+        let mut apply = Apply::new(self.writer, self.source, rules, &needed, list)?;
+        let mut comparison = Comparison::new(&self.reader, self.source, &schema, rules);
+        let mut compared = Compared::default();
+        for pair in &pairs {
+            (self.asked.watch)(Progress::Begins { what: "bringing rows back", bytes: None });
+            let mut shown = self.table(pair, &mut comparison, &mut apply)?;
+            if pair.live.is_none() && !self.create {
+                shown.left_alone = Some("the database has no such table; --into FILE writes one that has it");
+            }
+            compared.tables.insert(pair.name.clone(), shown);
+        }
+        for pair in &unplaced {
+            compared.unplaced = count(self.source, &pair.theirs.name)?;
+        }
+        apply.finish(&schema)?;
+        let Apply { brought, refused, list, .. } = apply;
+        (self.asked.watch)(Progress::Begins { what: "checking", bytes: None });
+        dangling.compare(&Dangling::count(self.writer, &touched)?)?;
+        drop(self.reader);
+        missing_now(self.writer, self.source, &brought, &refused)?;
+        Ok(Done { compared, brought, refused, list })
+    }
+
+    fn is_written(&self, pair: &Pair) -> bool {
+        pair.left_alone.is_none() && pair.incomparable.is_none() && (pair.live.is_some() || self.create)
+    }
+
+    fn table(&self, pair: &Pair, comparison: &mut Comparison<'_>, apply: &mut Apply<'_>) -> Result<TableShown> {
+        let from_log = self.source.kind == Kind::Log;
+        let counts = match &pair.incomparable {
+            Some(_) => Counts::default(),
+            None if pair.live.is_none() && !self.create => comparison.table(pair, &mut Listing { rows: None })?,
+            None => comparison.table(pair, apply)?,
+        };
+        Ok(table(pair, counts, from_log))
+    }
+}
+
+/// Rows that refer to nothing, by table, parent and reference.
+struct Dangling(BTreeMap<(String, String, i64), u64>);
+
+impl Dangling {
+    fn count(connection: &Connection, tables: &[&Pair]) -> Result<Dangling> {
+        let mut found = BTreeMap::new();
+        let referring = tables.iter().filter(|p| !p.live.as_ref().unwrap_or(&p.theirs).references.is_empty());
+        for pair in referring {
+            let sql = format!("PRAGMA foreign_key_check({})", quoted(&pair.name));
+            // A reference that does not fit its parent is a fault of the schema that nobody can violate.
+            let Ok(mut check) = connection.prepare(&sql) else { continue };
+            let mut rows = check.query([])?;
+            loop {
+                match rows.next() {
+                    Ok(Some(row)) => *found.entry((row.get(0)?, row.get(2)?, row.get(3)?)).or_default() += 1,
+                    Ok(None) => break,
+                    Err(e) if e.to_string().contains("foreign key mismatch") => break,
+                    Err(e) => return Err(e.into()),
+                }
+            }
+        }
+        Ok(Dangling(found))
+    }
+
+    fn compare(&self, after: &Dangling) -> Result<()> {
+        let more: Vec<String> = after
+            .0
+            .iter()
+            .filter(|(of, n)| self.0.get(of).unwrap_or(&0) < n)
+            .map(|((table, parent, _), n)| format!("{n} rows of {table} refer to rows of {parent} that are not there"))
+            .collect();
+        if more.is_empty() { Ok(()) } else { Err(Error::Dangling { found: more.join("; ") }) }
+    }
+}
+
+/// How many rows of the tables that were written are missing, beyond those that a table refused.
+fn still_missing(
+    live: &Connection,
+    source: &Source,
+    brought: &BTreeMap<String, u64>,
+    refused: &BTreeMap<String, u64>,
+) -> Result<Vec<String>> {
+    let (schema, theirs) = (Schema::read(live)?, Schema::read(source)?);
+    let rules = Rules::of(&schema);
+    let mut again = Comparison::new(live, source, &schema, rules);
+    let mut found = Vec::new();
+    for pair in pairs(&schema, &theirs, rules).iter().filter(|p| brought.contains_key(&p.name)) {
+        // What a trigger has taken away again was wanted so.
+        if pair.live.as_ref().is_none_or(|t| t.triggers > 0) {
+            continue;
+        }
+        let counts = again.table(pair, &mut Listing { rows: None })?;
+        let allowed = refused.get(&pair.name).copied().unwrap_or(0);
+        if counts.missing + counts.renumbered > allowed {
+            found.push(format!("{}: {} rows are missing", pair.name, counts.missing + counts.renumbered - allowed));
+        }
+    }
+    Ok(found)
+}
+
+fn missing_now(
+    writer: &Connection,
+    source: &Source,
+    brought: &BTreeMap<String, u64>,
+    refused: &BTreeMap<String, u64>,
+) -> Result<()> {
+    let found = still_missing(writer, source, brought, refused)?;
+    if found.is_empty() { Ok(()) } else { Err(Error::Miscounted { found: found.join("; ") }) }
+}
+
+/// A fresh connection reads what was written.
+fn read_back(
+    path: &Path,
+    source: &Source,
+    brought: &BTreeMap<String, u64>,
+    refused: &BTreeMap<String, u64>,
+    asked: &Asked<'_>,
+) -> Result<bool> {
+    (asked.watch)(Progress::Begins { what: "reading back", bytes: None });
+    let reading = Reading::open(path, asked.scratch, asked.patience)?;
+    Ok(still_missing(&reading, source, brought, refused)?.is_empty())
+}
+
+/// Says in the capture that every row of it that can be is in the database.
+fn mark(source: &Source) -> Result<()> {
+    let Some(place) = &source.place else { return Ok(()) };
+    let mark = place.join("merged");
+    statehouse_sqlite::files::open_private(&mark).and_then(|f| f.sync_all()).map_err(|e| io("create", &mark, e))
+}
+
+/// Leaves a record beside the database. One that cannot be written keeps nobody from the answer.
+fn tell(family: &Family, merged: &Merged) {
+    let rows = merged.rows;
+    let conflicts = merged.shown.conflicting();
+    let next = match &merged.conflicts {
+        Some(list) => format!("look at the rows that stand against each other in {}", list.display()),
+        None => String::new(),
+    };
+    let _ = incidents::report(
+        family,
+        Report {
+            kind: Incident::Merged,
+            role: "retired merge".to_owned(),
+            what: format!("the capture {}", merged.shown.id),
+            cause: "somebody asked for what only the capture had".to_owned(),
+            evidence: merged.before.iter().map(|p| p.to_string_lossy().into_owned()).collect(),
+            done: format!("{rows} rows were brought back, {conflicts} conflict and were left as they are"),
+            lost: None,
+            next,
+            outcome: Outcome::Kept,
+            open: conflicts > 0,
+        },
+    );
+}

@@ -1,0 +1,263 @@
+//! The answer of `retired show`: how a capture stands to its database, table by table.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::Connection;
+use serde::Serialize;
+use serde_json::Value as Json;
+use statehouse_sqlite::{Family, files};
+
+use super::compare::{Comparison, Conflict, Counts, Landed, New, Sink, count};
+use super::conflicts::key;
+use super::error::Result;
+use super::live::Reading;
+use super::pair::{Pair, pairs};
+use super::rules::Rules;
+use super::schema::Schema;
+use super::source::{Kind, Opening, Salvage, Source};
+use crate::progress::{Progress, Watch};
+
+/// How many rows of a table are listed at most.
+const LISTED: usize = 1000;
+
+/// Tells how many transactions of a log the main file beside it lacks; `None` if that cannot be told.
+pub type Lacks<'a> = &'a dyn Fn(&File, &File) -> Option<u64>;
+
+/// What a comparison is given beside the database and the capture.
+pub struct Asked<'a> {
+    /// A directory for private images.
+    pub scratch: &'a Path,
+    /// How long a lock is waited for.
+    pub patience: Duration,
+    /// How rows are had from a log alone.
+    pub salvage: Salvage<'a>,
+    /// How it is told what a main file lacks of a log.
+    pub lacks: Lacks<'a>,
+    /// Is told how far it is.
+    pub watch: Watch<'a>,
+}
+
+impl Asked<'_> {
+    pub(super) fn opening(&self, prove: bool) -> Opening<'_> {
+        Opening { scratch: self.scratch, patience: self.patience, salvage: self.salvage, prove }
+    }
+}
+
+/// How a table of a capture stands to the same table of the database.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct TableShown {
+    /// Rows that only the capture has.
+    pub missing: u64,
+    /// Rows that both have.
+    pub same: u64,
+    /// Rows that cannot be here beside what is here.
+    pub conflicting: u64,
+    /// Rows that only the database has; `null` where the capture has only a part of its rows.
+    pub only_here: Option<u64>,
+    /// Rows that only the capture has and whose number is another row's here.
+    pub renumbered: u64,
+    /// True if the database has no such table.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub only_captured: bool,
+    /// Columns that only the database has.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub columns_only_here: Vec<String>,
+    /// Columns that only the capture has. They are neither compared nor brought back.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub columns_only_captured: Vec<String>,
+    /// Why its missing rows are not brought back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_alone: Option<&'static str>,
+    /// Why it was not compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_compared: Option<String>,
+    /// The keys of what differs, if that was asked for: at most a thousand a kind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rows: Option<Listed>,
+}
+
+/// The keys of rows.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Listed {
+    /// Of those that only the capture has.
+    pub missing: Vec<Json>,
+    /// Of those that cannot be here beside what is here.
+    pub conflicting: Vec<Json>,
+    /// True if there are more than are listed.
+    pub truncated: bool,
+}
+
+/// How a capture stands to its database.
+#[derive(Debug, Serialize)]
+pub struct Shown {
+    /// The capture.
+    pub id: String,
+    /// The database.
+    pub path: String,
+    /// When it was made.
+    pub captured_at: Option<String>,
+    /// The process whose files they were.
+    pub pid: Option<u32>,
+    /// Frames of its log.
+    pub frames: u64,
+    /// Transactions in them.
+    pub transactions: u64,
+    /// Transactions that the database lacks; all of them where that cannot be told, and none where no row is missing.
+    pub commits_missing: u64,
+    /// Where the rows were read.
+    pub source: Kind,
+    /// Table by table.
+    pub tables: BTreeMap<String, TableShown>,
+    /// Rows of the log that fit no table.
+    pub unplaced: u64,
+    /// What a merge would be refused for now, by its code; `null` for nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub would_refuse: Option<String>,
+}
+
+impl Shown {
+    /// Rows that a merge brings back.
+    pub fn to_bring_back(&self) -> u64 {
+        self.tables.values().filter(|t| t.left_alone.is_none()).map(|t| t.missing + t.renumbered).sum()
+    }
+
+    /// True if a merge writes into a table.
+    pub(super) fn has_rows_to_come(&self, table: &str) -> bool {
+        self.tables.get(table).is_some_and(|t| t.left_alone.is_none() && t.missing + t.renumbered > 0)
+    }
+
+    /// Rows that stand against each other.
+    pub fn conflicting(&self) -> u64 {
+        self.tables.values().filter(|t| t.left_alone.is_none()).map(|t| t.conflicting).sum()
+    }
+}
+
+/// Compares a capture with the database at `path`. Nothing is changed.
+///
+/// # Errors
+/// [`super::Error`].
+pub fn show(path: &Path, id: &str, rows: bool, asked: &Asked<'_>) -> Result<Shown> {
+    let family = Family::of(path)?;
+    (asked.watch)(Progress::Begins { what: "opening the capture", bytes: None });
+    let source = Source::find(&family, id, &asked.opening(false))?;
+    // Before the database is open in this process, for it is read as a file.
+    let lacks = lacks(&family, &source, asked);
+    let live = Reading::open(path, asked.scratch, asked.patience)?;
+    let mut listing = Listing { rows: rows.then(BTreeMap::new) };
+    let mut compared = compare(&live, &source, asked.watch, &mut listing)?;
+    live.confirm()?;
+    for (name, listed) in listing.rows.into_iter().flatten() {
+        if let Some(table) = compared.tables.get_mut(&name) {
+            table.rows = Some(listed);
+        }
+    }
+    Ok(shown(&family, &source, compared, lacks))
+}
+
+/// Transactions of the log that the main file lacks.
+pub(super) fn lacks(family: &Family, source: &Source, asked: &Asked<'_>) -> Option<u64> {
+    let log = files::open(source.log.as_deref()?).ok()?;
+    let main = files::open(&family.main()).ok()?;
+    (asked.lacks)(&main, &log)
+}
+
+pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks: Option<u64>) -> Shown {
+    let mut shown = Shown {
+        id: source.id.clone(),
+        path: family.main().to_string_lossy().into_owned(),
+        captured_at: source.captured_at.clone(),
+        pid: source.pid,
+        frames: source.frames,
+        transactions: source.transactions,
+        commits_missing: 0,
+        source: source.kind,
+        tables: compared.tables,
+        unplaced: compared.unplaced,
+        would_refuse: None,
+    };
+    if shown.to_bring_back() + shown.conflicting() + shown.unplaced > 0 {
+        shown.commits_missing = lacks.unwrap_or(shown.transactions);
+    }
+    shown
+}
+
+/// What a comparison of all tables found.
+#[derive(Debug, Default)]
+pub(super) struct Compared {
+    pub(super) tables: BTreeMap<String, TableShown>,
+    pub(super) unplaced: u64,
+}
+
+/// Rows that were salvaged and belong to no table that is known.
+pub(super) const UNPLACED: &str = "lost_and_found";
+
+/// Compares all tables. `live` and `source` are each in one state all the time.
+pub(super) fn compare(live: &Connection, source: &Source, watch: Watch<'_>, sink: &mut dyn Sink) -> Result<Compared> {
+    let (schema, theirs) = (Schema::read(live)?, Schema::read(source)?);
+    let rules = Rules::of(&schema);
+    let mut comparison = Comparison::new(live, source, &schema, rules);
+    let mut compared = Compared::default();
+    for pair in pairs(&schema, &theirs, rules) {
+        let from_log = source.kind == Kind::Log;
+        if from_log && pair.live.is_none() && pair.name == UNPLACED {
+            compared.unplaced = count(source, UNPLACED)?;
+            continue;
+        }
+        watch(Progress::Begins { what: "comparing", bytes: None });
+        let counts = match &pair.incomparable {
+            Some(_) => Counts::default(),
+            None => comparison.table(&pair, sink)?,
+        };
+        compared.tables.insert(pair.name.clone(), table(&pair, counts, from_log));
+    }
+    Ok(compared)
+}
+
+pub(super) fn table(pair: &Pair, counts: Counts, from_log: bool) -> TableShown {
+    TableShown {
+        missing: counts.missing,
+        same: counts.same,
+        conflicting: counts.conflicting,
+        only_here: (!from_log && pair.incomparable.is_none()).then_some(counts.only_here),
+        renumbered: counts.renumbered,
+        only_captured: pair.live.is_none(),
+        columns_only_here: pair.only_live.clone(),
+        columns_only_captured: pair.only_theirs.clone(),
+        left_alone: pair.left_alone,
+        not_compared: pair.incomparable.clone(),
+        rows: None,
+    }
+}
+
+/// Keeps the keys of what differs, if they are wanted.
+pub(super) struct Listing {
+    pub(super) rows: Option<BTreeMap<String, Listed>>,
+}
+
+impl Listing {
+    fn add(&mut self, pair: &Pair, row: &[super::cell::Cell], which: impl Fn(&mut Listed) -> &mut Vec<Json>) {
+        let Some(rows) = &mut self.rows else { return };
+        let listed = rows.entry(pair.name.clone()).or_default();
+        let list = which(listed);
+        if list.len() < LISTED {
+            list.push(key(pair, row));
+        } else {
+            listed.truncated = true;
+        }
+    }
+}
+
+impl Sink for Listing {
+    fn missing(&mut self, pair: &Pair, new: &New<'_>) -> Result<Landed> {
+        self.add(pair, new.cells, |l| &mut l.missing);
+        Ok(Landed::In)
+    }
+
+    fn conflict(&mut self, pair: &Pair, conflict: &Conflict<'_>) -> Result<()> {
+        self.add(pair, conflict.theirs, |l| &mut l.conflicting);
+        Ok(())
+    }
+}
