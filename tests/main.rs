@@ -22,5 +22,6 @@ mod modes;
 mod readme;
 mod refusals;
 mod removed;
+mod rounds;
 mod situations;
 mod up;
