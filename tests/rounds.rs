@@ -65,6 +65,9 @@ impl Run {
             if n > 0 {
                 std::thread::sleep(Duration::from_micros(seed.below(150_000)));
             }
+            if std::env::var_os("STATEHOUSE_TIMES").is_some() {
+                say(&format!("round {round}: {deed:?}, killed {victim:?}"));
+            }
             deeds::act(*deed, &self.home, &pids, &mut self.stock, seed);
         }
         if !before {

@@ -150,7 +150,7 @@ fn bring_back(family: &Family, options: &Options) -> Result<()> {
         return Ok(());
     }
     let _lock = recovery::exclusive(family, options.patience)?;
-    if putback::main_file(family, false)? { putback::settle(family) } else { Ok(()) }
+    if putback::main_file(family, false)? { putback::log(family) } else { Ok(()) }
 }
 
 /// Opens again for a process that holds the exclusive side of the recovery lock and has closed everything. With `considerate`
@@ -166,7 +166,9 @@ pub(crate) fn reopen(family: &Family, options: &Options, considerate: bool) -> R
     }
     // Others want the lock; among them may be the one that keeps this process waiting.
     let options = &Options { patience: options.patience.min(REOPEN), ..options.clone() };
+    putback::settle(family)?;
     let opened = connect_to(family, options, &prepared)?;
+    putback::succeed(family)?;
     settle(&opened.record, options, &opened.connection)?;
     Ok(opened)
 }

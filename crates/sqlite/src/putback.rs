@@ -66,7 +66,7 @@ pub(crate) fn main_file(family: &Family, considerate: bool) -> Result<bool> {
     }
     sync_directory(family.directory())?;
     mark(&place, MERGED)?;
-    mark(&place, SUCCEEDED)?;
+    succeed(family)?;
     Ok(true)
 }
 
@@ -118,22 +118,38 @@ pub(crate) fn unsettled(family: &Family) -> bool {
     complete(&directory(family)).iter().any(|p| p.join(TORN).exists() && !p.join(SUCCEEDED).exists())
 }
 
-/// Puts the log of the newest capture back at its path if the main file cannot do without it, and remembers that from now
-/// on another generation may begin. To be called with the exclusive side of the recovery lock.
-pub(crate) fn settle(family: &Family) -> Result<()> {
+/// Puts the log of the newest capture back at its path if the main file cannot do without it. To be called with the exclusive
+/// side of the recovery lock. Says nothing about what lies at the path instead of that main file: it may be refused yet.
+pub(crate) fn log(family: &Family) -> Result<()> {
     let parent = directory(family);
-    let open: Vec<_> = complete(&parent).into_iter().filter(|p| !p.join(SUCCEEDED).exists()).collect();
-    if let Some(torn) = open.iter().rev().find(|p| p.join(TORN).exists())
-        && !put_back(family, torn, &parent)?
-        && !torn.join(IMAGE).exists()
-    {
-        // The log alone was kept, and now that another was begun there is nothing that could be merged by itself.
-        mark(torn, UNREADABLE)?;
+    match unsucceeded(&parent).into_iter().rfind(|p| p.join(TORN).exists()) {
+        Some(torn) if put_back(family, &torn, &parent)? => mark(&torn, SUCCEEDED),
+        _ => Ok(()),
     }
-    for place in open {
-        mark(&place, SUCCEEDED)?;
+}
+
+/// As [`log`], for one who is about to begin a generation of what lies at the path, and found nothing to refuse there: what was
+/// not put back now never will be. To be called with the exclusive side of the recovery lock.
+pub(crate) fn settle(family: &Family) -> Result<()> {
+    log(family)?;
+    for torn in unsucceeded(&directory(family)).into_iter().filter(|p| p.join(TORN).exists()) {
+        if !torn.join(IMAGE).exists() {
+            // The log alone was kept, and now that another was begun there is nothing that could be merged by itself.
+            mark(&torn, UNREADABLE)?;
+        }
+        mark(&torn, SUCCEEDED)?;
     }
     Ok(())
+}
+
+/// Remembers that another generation has begun after all that was captured so far. Not before it has: a database that is refused
+/// (another program's, a newer version's) may be taken away again, and then the last capture is what the main file is made of.
+pub(crate) fn succeed(family: &Family) -> Result<()> {
+    unsucceeded(&directory(family)).iter().try_for_each(|place| mark(place, SUCCEEDED))
+}
+
+fn unsucceeded(parent: &Path) -> Vec<std::path::PathBuf> {
+    complete(parent).into_iter().filter(|p| !p.join(SUCCEEDED).exists()).collect()
 }
 
 /// True if it was put back; false if something else has begun there.

@@ -312,7 +312,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         if lost.contains(&Member::Wal) {
             putback::move_headless_log(family)?;
         }
-        putback::settle(family)?;
+        putback::log(family)?;
         held.settled = true;
     }
     let in_doubt = matches!(why, Some(Error::Destroyed(_) | Error::Doubtful { .. }));
@@ -343,6 +343,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         side::make_again(family)?;
         retired::capture_kept(family, before, &before.differences(&now), kept, false)?;
         putback::settle(family)?;
+        putback::succeed(family)?;
         opening::merge(&opened.record, &shared.options, &opened.connection)?;
     }
     // What no flush has confirmed is kept before anybody is told of it by a later write.
