@@ -19,6 +19,7 @@ mod holder;
 mod holders;
 mod image;
 mod inplace;
+mod instead;
 mod locks;
 mod members;
 mod powercut;
