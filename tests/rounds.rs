@@ -7,6 +7,7 @@
 //! answers, for on a machine that does other things at the same time two seconds say little.
 
 mod deeds;
+mod foreign;
 mod judge;
 mod traffic;
 

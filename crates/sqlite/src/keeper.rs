@@ -55,10 +55,14 @@ fn checkpoint(shared: &Shared) -> Result<()> {
         side::create(&secure::inspect_place(&shared.family)?)?;
     }
     let _lock = lock?;
-    shared.gate.check()?;
+    let record = shared.gate.check()?;
     let connection = match place.take() {
         Some(connection) => connection,
-        None => connect::checkpointer(&shared.family, shared.options.patience)?,
+        None => {
+            let connection = connect::checkpointer(&shared.family, shared.options.patience)?;
+            record.has_only_its_files().inspect_err(|why| shared.gate.fence(why.again()))?;
+            connection
+        }
     };
     passive(shared, &connection)?;
     *place = Some(connection);

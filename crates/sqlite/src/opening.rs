@@ -189,10 +189,11 @@ fn unchanged(family: &Family, prepared: &Prepared) -> Result<bool> {
 
 fn connect_to(family: &Family, options: &Options, prepared: &Prepared) -> Result<Opened> {
     let member = members::register(&prepared.inspected, &options.role)?;
-    let connection = connect::writer(family, options.application_id, options.patience)?;
+    let checked = prepared.inspected.generation().main;
+    let connection = connect::writer(family, checked, options.application_id, options.patience)?;
     let connection = Committer::new(family, connection)?;
     let record = Record::take(family)?;
-    if record.generation().main != prepared.inspected.generation().main {
+    if record.generation().main != checked {
         return Err(Error::refused(Reason::Changed, family.main(), "another file took its place"));
     }
     // What was read so far may have been read by an index that somebody cut off. From here on the record would tell.
