@@ -12,7 +12,7 @@ use super::traffic::Traffic;
 use super::{PATIENCE, judge};
 use crate::house::Up;
 
-const TIMES: usize = 60;
+const TIMES: usize = 40;
 
 #[test]
 fn another_programs_database_that_comes_and_goes_in_the_place_of_the_store_is_never_written() {

@@ -59,14 +59,17 @@ pub(crate) fn main_file(family: &Family, considerate: bool) -> Result<bool> {
     std::os::unix::fs::FileExt::write_all_at(&file, &versions, at)
         .and_then(|()| file.sync_all())
         .map_err(io("write"))?;
+    let identity =
+        crate::family::Status::of_descriptor(std::os::fd::AsFd::as_fd(&file)).map_err(io("look at"))?.identity;
     drop(file);
+    captures::write_text(&place, captures::BECAME, &Some(identity))?;
     move_leftovers(family)?;
     if !rename_new(&image, &family.main())? {
         return Ok(true);
     }
     sync_directory(family.directory())?;
+    // That another generation has begun says who opens it: until then somebody may take it away again.
     mark(&place, MERGED)?;
-    succeed(family)?;
     Ok(true)
 }
 
@@ -144,8 +147,10 @@ pub(crate) fn settle(family: &Family) -> Result<()> {
 
 /// Remembers that another generation has begun after all that was captured so far. Not before it has: a database that is refused
 /// (another program's, a newer version's) may be taken away again, and then the last capture is what the main file is made of.
+/// Nor does a generation succeed one that became a main file which nobody had opened when it was taken away.
 pub(crate) fn succeed(family: &Family) -> Result<()> {
-    unsucceeded(&directory(family)).iter().try_for_each(|place| mark(place, SUCCEEDED))
+    let open = unsucceeded(&directory(family)).into_iter().filter(|place| !captures::is_spent_in_vain(place, family));
+    open.into_iter().try_for_each(|place| mark(&place, SUCCEEDED))
 }
 
 fn unsucceeded(parent: &Path) -> Vec<std::path::PathBuf> {
