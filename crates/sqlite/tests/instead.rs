@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use statehouse_testkit::home::TestDir;
 use statehouse_testkit::wait::until;
 
@@ -70,4 +71,29 @@ fn processes_that_end_while_another_file_lies_in_the_place_of_the_store_leave_it
         next.ok("put after");
         assert_has(&path, 11);
     }
+}
+
+/// An older copy is moved over the store that was just put back, and that nobody has opened yet.
+#[test]
+fn an_older_copy_that_is_moved_over_a_store_that_was_just_put_back_costs_no_row() {
+    let directory = TestDir::new();
+    let (path, older) = (directory.join("s.db"), directory.join("older"));
+    let mut holder = Holder::with_store(&path);
+    holder.ok("put before");
+    visitor(&path, &format!("VACUUM INTO '{}'", older.display()));
+    let mut stopped = Holder::with_store(&path);
+    for key in 0..5 {
+        holder.ok(&format!("put before-a{key}"));
+        stopped.ok(&format!("put before-b{key}"));
+    }
+    // One of ours that does not notice keeps the other from going on for a while.
+    stopped.signal(Signal::STOP);
+    std::fs::remove_file(&path).unwrap();
+    until("the store is back", SOON, || path.exists() && holder.events().contains("NotReopened"));
+    std::fs::rename(&older, &path).unwrap();
+    stopped.signal(Signal::CONT);
+    for holder in [&mut holder, &mut stopped] {
+        holder.ok(&format!("put after{}", holder.pid()));
+    }
+    assert_has(&path, 13);
 }
