@@ -8,6 +8,7 @@
 
 mod deeds;
 mod foreign;
+mod inplace;
 mod judge;
 mod traffic;
 
@@ -31,6 +32,11 @@ const SOON: Duration = Duration::from_secs(2);
 
 fn rounds() -> u64 {
     std::env::var("STATEHOUSE_ROUNDS").ok().map_or(ROUNDS, |n| n.parse().expect("STATEHOUSE_ROUNDS must be a number"))
+}
+
+/// True if times are printed and judged.
+fn judged() -> bool {
+    std::env::var_os("STATEHOUSE_TIMES").is_some()
 }
 
 fn say(line: &str) {
@@ -66,7 +72,7 @@ impl Run {
             if n > 0 {
                 std::thread::sleep(Duration::from_micros(seed.below(150_000)));
             }
-            if std::env::var_os("STATEHOUSE_TIMES").is_some() {
+            if judged() {
                 say(&format!("round {round}: {deed:?}, killed {victim:?}"));
             }
             deeds::act(*deed, &self.home, &pids, &mut self.stock, seed);
@@ -84,7 +90,7 @@ impl Run {
             }
         }
         let took = judge::answers_again(&self.home, &self.up, traffic, since);
-        if std::env::var_os("STATEHOUSE_TIMES").is_some() {
+        if judged() {
             say(&format!("round {round}: {deeds:?}, killed {victim:?}: {took:?}"));
         }
         judge::nothing_is_lost(&self.home, traffic);
@@ -179,7 +185,7 @@ fn report(all: &[(Vec<Deed>, Option<&'static str>, Took)]) {
         }
         line(&format!("{what}, the whole house"), some.iter().map(|t| t.longest()).collect());
     }
-    if std::env::var_os("STATEHOUSE_TIMES").is_some() {
+    if judged() {
         for (deeds, victim, took) in all {
             if victim.is_none() {
                 assert!(took.longest() < SOON, "{deeds:?}: {took:?}");

@@ -33,6 +33,9 @@ pub struct Mark {
     pub sentence: String,
     /// Which file was destroyed: `main` or `wal`.
     pub member: String,
+    /// What was done to it, as the end of a sentence.
+    #[serde(default)]
+    pub what: String,
     /// When it was noticed, in microseconds since 1970.
     pub noticed_at_unix_us: u64,
     /// The process that noticed it first.
@@ -70,6 +73,7 @@ pub fn mark(family: &Family) -> Result<Option<Mark>> {
     Ok(Some(serde_json::from_str(&text).unwrap_or(Mark {
         sentence: format!("{} cannot be understood", path.display()),
         member: String::new(),
+        what: String::new(),
         noticed_at_unix_us: 0,
         pid: 0,
         frames: None,
@@ -110,9 +114,12 @@ pub(crate) fn index_is_void(why: &Error) -> bool {
 
 /// Copies what is whole and leaves the mark. To be called with the exclusive side of the recovery lock; does nothing if
 /// another process has done it.
-pub(crate) fn keep(family: &Family, generation: &Generation, destruction: &Destruction) -> Result<()> {
-    if mark(family)?.is_some() {
-        return Ok(());
+///
+/// Returns what the mark says, for each process has its own last look at what there was, and people shall not be told two
+/// numbers.
+pub(crate) fn keep(family: &Family, generation: &Generation, destruction: &Destruction) -> Result<Destruction> {
+    if let Some(mark) = mark(family)? {
+        return Ok(mark.destruction(family).unwrap_or_else(|| destruction.clone()));
     }
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let now = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
@@ -122,6 +129,7 @@ pub(crate) fn keep(family: &Family, generation: &Generation, destruction: &Destr
     let mark = Mark {
         sentence: destruction.to_string(),
         member: destruction.member.to_string(),
+        what: destruction.what.clone(),
         noticed_at_unix_us: now,
         pid: std::process::id(),
         frames: destruction.frames,
@@ -135,7 +143,17 @@ pub(crate) fn keep(family: &Family, generation: &Generation, destruction: &Destr
         // Beside the copies too, for the mark is removed one day.
         let _ = files::replace(&place.join(MARK), &text);
     }
-    files::replace(&path, &text).map_err(|e| Error::io("write", &path, e))
+    files::replace(&path, &text).map_err(|e| Error::io("write", &path, e))?;
+    Ok(destruction.clone())
+}
+
+impl Mark {
+    /// What it says was destroyed; `None` if it does not say.
+    fn destruction(&self, family: &Family) -> Option<Destruction> {
+        let member = [Member::Main, Member::Wal].into_iter().find(|m| m.to_string() == self.member)?;
+        let Mark { what, frames, copied, .. } = self.clone();
+        (!what.is_empty()).then(|| Destruction { member, path: family.path(member), what, frames, copied })
+    }
 }
 
 /// Copies every member but the destroyed one. The log comes first: it is small, and SQLite takes it away first.

@@ -289,7 +289,10 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         // A person who has put the files in order has removed the mark. If they are not, it is made once more.
         held.marked = !held.marked || destroyed::mark(family)?.is_some();
         if held.marked {
-            destroyed::keep(family, &held.record.generation(), destruction)?;
+            let told = destroyed::keep(family, &held.record.generation(), destruction)?;
+            if told != **destruction {
+                shared.gate.fence(Error::Destroyed(Box::new(told)));
+            }
         }
     }
     let considerate = held.fenced_since.elapsed() < CONSIDERATE;
