@@ -19,7 +19,7 @@ use crate::family::{Family, Generation, Member, is_too_long};
 use crate::headers::{Headers, Journal};
 use crate::index::{HEAD_BYTES, MAKING_AT, REGION_BYTES};
 use crate::wal::ReadAt;
-use crate::{captures, files, headers, ofd, retired, secure};
+use crate::{captures, files, headers, locks, ofd, retired, secure};
 
 const MARK: &str = "destroyed.json";
 
@@ -145,6 +145,25 @@ pub(crate) fn keep(family: &Family, generation: &Generation, destruction: &Destr
     }
     files::replace(&path, &text).map_err(|e| Error::io("write", &path, e))?;
     Ok(destruction.clone())
+}
+
+/// What another process of ours has found destroyed, for one who has seen nothing of it itself: what a checkpoint does between two
+/// looks can hide it. From then on nothing is changed in the files of this generation.
+pub(crate) fn told(family: &Family, generation: &Generation) -> Option<Error> {
+    // Asked before each commit, and nearly always there is none.
+    if !mark_path(family).exists() {
+        return None;
+    }
+    let mark = mark(family).ok().flatten()?;
+    let unknown = || Destruction {
+        member: Member::Main,
+        path: family.main(),
+        what: "destroyed in place by another program".into(),
+        frames: None,
+        copied: None,
+    };
+    generation.main.into_iter().for_each(locks::give_up);
+    Some(Error::Destroyed(Box::new(mark.destruction(family).unwrap_or_else(unknown))))
 }
 
 impl Mark {

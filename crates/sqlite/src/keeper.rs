@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::generation::Record;
 use crate::shared::Shared;
 use crate::signals::CHECKPOINT_FRAMES;
-use crate::{flush, members, recovery, secure, side};
+use crate::{destroyed, flush, members, recovery, secure, side};
 
 /// From this length on our own writers wait while the rest is copied, so that the log can begin anew. A checkpoint beside
 /// writers never catches up with the last frame, and then the log grows for ever.
@@ -24,6 +24,11 @@ const AGAIN: Duration = Duration::from_millis(5);
 
 pub(crate) fn run(shared: &Shared) {
     while shared.signals.wait() {
+        if !shared.gate.fenced()
+            && let Some(why) = destroyed::told(&shared.family, &shared.gate.record().generation())
+        {
+            shared.gate.fence(why);
+        }
         // The writer registers anew when somebody has removed the record: without one this process looks like a stranger. And it
         // takes its place anew when somebody has removed that file: without one it would never hear that it shall park.
         if shared.entry.drain_wanted()

@@ -164,6 +164,9 @@ fn turn(shared: &Shared, turnstile: &Turnstile, held: &Held) -> Result<()> {
         return Ok(());
     }
     let turn = turnstile.enter()?;
+    if let Some(why) = destroyed::told(&shared.family, &held.record.generation()) {
+        return Err(why);
+    }
     let mut batch = shared.queue.take();
     let (gate, queue, options) = (&shared.gate, &shared.queue, &shared.options);
     match writer::commit(connection, &held.record, &mut batch) {
