@@ -56,11 +56,6 @@ impl Deed {
     fn opens(self) -> bool {
         matches!(self, Deed::Unlock | Deed::PresentOver)
     }
-
-    /// True if the files are others afterwards.
-    pub(crate) fn retires(self) -> bool {
-        self != Deed::Unlock
-    }
 }
 
 /// Where things are kept that are renamed over the store.
@@ -100,8 +95,9 @@ fn backup(store: &Path, to: &Path) -> bool {
     made
 }
 
-/// Does it. What is not possible at this moment (somebody else did it, or the house is not done with the deed before) is not done.
-pub(crate) fn act(deed: Deed, home: &Home, pids: &[u32], stock: &mut Stock, seed: &mut Seed) {
+/// Does it. What is not possible at this moment (somebody else did it, or the house is not done with the deed before) is not done. Returns how
+/// many locks were dropped.
+pub(crate) fn act(deed: Deed, home: &Home, pids: &[u32], stock: &mut Stock, seed: &mut Seed) -> usize {
     let store = home.store();
     match deed {
         Deed::Remove(members) => {
@@ -126,8 +122,9 @@ pub(crate) fn act(deed: Deed, home: &Home, pids: &[u32], stock: &mut Stock, seed
             }
         }
         Deed::ForeignOver => foreign_over(&store, stock, seed),
-        Deed::Unlock => unlock(home, pids, seed),
+        Deed::Unlock => return unlock(home, pids, seed),
     }
+    0
 }
 
 fn foreign_over(store: &Path, stock: &mut Stock, seed: &mut Seed) {
@@ -146,7 +143,8 @@ fn foreign_over(store: &Path, stock: &mut Stock, seed: &mut Seed) {
 }
 
 /// Both locks of a generation fall in some or all services, or one of them; then strangers come and go.
-fn unlock(home: &Home, pids: &[u32], seed: &mut Seed) {
+fn unlock(home: &Home, pids: &[u32], seed: &mut Seed) -> usize {
+    let mut dropped = 0;
     let everybody = seed.one_in(2);
     for pid in pids {
         if !everybody && seed.one_in(2) {
@@ -158,14 +156,16 @@ fn unlock(home: &Home, pids: &[u32], seed: &mut Seed) {
                 continue;
             }
             let Some(file) = FileId::of(&home.member(suffix)) else { continue };
-            if let Err(e) = thief::unlock(*pid, file, Some(range)) {
-                need::skip(&format!("locks of other processes cannot be dropped: {e}"));
+            match thief::unlock(*pid, file, Some(range)) {
+                Ok(n) => dropped += n,
+                Err(e) => need::skip(&format!("locks of other processes cannot be dropped: {e}")),
             }
         }
     }
     for _ in 0..=seed.below(3) {
         visit(&home.store(), seed);
     }
+    dropped
 }
 
 /// Somebody opens the store, looks or writes, and closes it. What it is told does not matter.

@@ -147,7 +147,7 @@ pub(crate) fn incidents(home: &Home) -> Vec<Value> {
         .collect()
 }
 
-/// How often something happened by the word of the incidents.
-pub(crate) fn happened(home: &Home) -> u64 {
-    incidents(home).iter().map(|i| i["count"].as_u64().unwrap_or(1)).sum()
+/// When something happened last by the word of the incidents, in microseconds since 1970. Not their number: old ones are removed.
+pub(crate) fn last_incident(home: &Home) -> u64 {
+    incidents(home).iter().filter_map(|i| i["last_at"].as_u64()).max().unwrap_or(0)
 }
