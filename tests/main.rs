@@ -25,6 +25,7 @@ mod refusals;
 mod removed;
 mod retired_capture;
 mod retired_merge;
+mod rounds;
 mod situations;
 mod up;
 mod verify;

@@ -16,6 +16,7 @@
 //! When its generation retires it lets go of the locks at once, for openers wait for that. The descriptors are another
 //! matter: see [`Kept`].
 
+mod heal;
 mod kept;
 
 use std::os::fd::{AsFd, OwnedFd};

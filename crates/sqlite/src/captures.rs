@@ -2,7 +2,8 @@
 //!
 //! A capture is a directory that appears under its name when it is complete. It holds an image of the database
 //! (`main.captured`), a copy of the log (`wal.captured`), a manifest, and marks: `merged` when every row of it is in the
-//! main file, `unreadable` when only a person can use it, `succeeded` when another generation has begun since. One without
+//! main file, `unreadable` when only a person can use it, `succeeded` when another generation has begun since, `became` (with the
+//! identity of the file) when its image is or was about to be renamed to a main file. One without
 //! an image holds a log alone, or has become a main file. Names begin with inode and birth of the log, so that several
 //! processes that had the same log find each other's captures.
 //!
@@ -33,6 +34,8 @@ pub(crate) const LOG: &str = "wal.captured";
 pub(crate) const TORN: &str = "torn";
 /// In a capture after which another generation has begun.
 pub(crate) const SUCCEEDED: &str = "succeeded";
+/// In a capture whose image has become a main file; says which.
+pub(crate) const BECAME: &str = "became";
 pub(crate) const MANIFEST: &str = "manifest.json";
 
 /// In the name of a directory in which somebody captures another process's files, without any lock of ours.
@@ -83,6 +86,17 @@ pub(crate) fn has_successor(place: &Path) -> bool {
     };
     let wanted = log(place);
     place.parent().is_some_and(|p| complete(p).iter().any(|c| log(c) == wanted && c.join(SUCCEEDED).exists()))
+}
+
+/// True if the image of a capture has become a main file that was taken from its path before anybody of ours had opened it: nobody
+/// has its rows then but whoever has the files of which it was captured.
+pub(crate) fn is_spent_in_vain(place: &Path, family: &Family) -> bool {
+    if place.join(IMAGE).exists() || place.join(SUCCEEDED).exists() {
+        return false;
+    }
+    let Ok(became) = files::read_to_string(&place.join(BECAME), 4096) else { return false };
+    let Ok(now) = family.generation() else { return false };
+    serde_json::to_string(&now.main).is_ok_and(|now| now != became)
 }
 
 /// The recovery lock is held, so whoever began these does not live any more.

@@ -13,14 +13,27 @@ use rusqlite::types::Value;
 use rusqlite::{Connection, FileControl, OpenFlags};
 
 use crate::error::{Error, Reason, Result};
-use crate::family::Family;
+use crate::family::{Family, Identity};
+use crate::locks;
 
 /// The largest value that a row may have, in bytes. Larger ones are refused by SQLite before they are written.
 const LARGEST_VALUE: i32 = 256 << 20;
 
-/// Opens the connection that writes. The main file exists and was checked.
-pub(crate) fn writer(family: &Family, application_id: i32, patience: Duration) -> Result<Connection> {
+/// Opens the connection that writes. The main file exists and was `checked`.
+///
+/// # Errors
+/// [`Reason::Changed`] if SQLite has opened another file, into which nothing was written then.
+pub(crate) fn writer(
+    family: &Family,
+    checked: Option<Identity>,
+    application_id: i32,
+    patience: Duration,
+) -> Result<Connection> {
     let connection = open(family, OpenFlags::SQLITE_OPEN_READ_WRITE, patience)?;
+    // What follows writes, and in the moment since the check somebody may have moved another program's database there.
+    if locks::descriptors(&family.main()).iter().any(|d| Some(d.identity) != checked) {
+        return Err(Error::refused(Reason::Changed, family.main(), "another file took its place"));
+    }
     let fresh = connection.query_row("PRAGMA page_count", [], |r| r.get::<_, i64>(0))? == 0;
     if fresh && application_id != 0 {
         // Before the log exists: then the mark is in the main file's own header from the first moment on.
@@ -80,7 +93,7 @@ pub fn immutable(path: &Path) -> Result<Connection> {
 }
 
 fn open(family: &Family, access: OpenFlags, patience: Duration) -> Result<Connection> {
-    crate::locks::protect()?;
+    locks::protect()?;
     let flags =
         access | OpenFlags::SQLITE_OPEN_NOFOLLOW | OpenFlags::SQLITE_OPEN_EXRESCODE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     // The path is absolute and SQLITE_OPEN_URI is not given, so no character of it has a meaning of its own.

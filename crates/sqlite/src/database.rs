@@ -103,7 +103,14 @@ impl Database {
             Ok(_) if shared.gate.record().is_betrayed() => Err(Error::LocksLost),
             answer => answer,
         };
-        match shared.readers.read(shared.options.patience, query) {
+        let proof = || {
+            let proved = shared.gate.record().has_only_its_files();
+            proved.inspect_err(|why| {
+                shared.gate.fence(why.again());
+                shared.queue.rouse();
+            })
+        };
+        match shared.readers.read(shared.options.patience, proof, query) {
             // Nobody is let in to read while the handle is cut off.
             Err(Error::Busy { waited, holder }) => {
                 Err(shared.gate.cause().map_or(Error::Busy { waited, holder }, |why| why.after(waited)))

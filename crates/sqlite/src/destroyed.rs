@@ -20,7 +20,7 @@ use crate::headers::{Headers, Journal};
 use crate::index::{HEAD_BYTES, MAKING_AT, REGION_BYTES};
 use crate::reassemble::Account;
 use crate::wal::ReadAt;
-use crate::{captures, files, headers, ofd, retired, secure};
+use crate::{captures, files, headers, locks, ofd, retired, secure};
 
 const MARK: &str = "destroyed.json";
 
@@ -34,6 +34,9 @@ pub struct Mark {
     pub sentence: String,
     /// Which file was destroyed: `main` or `wal`.
     pub member: String,
+    /// What was done to it, as the end of a sentence.
+    #[serde(default)]
+    pub what: String,
     /// When it was noticed, in microseconds since 1970.
     pub noticed_at_unix_us: u64,
     /// The process that noticed it first.
@@ -74,6 +77,7 @@ pub fn mark(family: &Family) -> Result<Option<Mark>> {
     Ok(Some(serde_json::from_str(&text).unwrap_or(Mark {
         sentence: format!("{} cannot be understood", path.display()),
         member: String::new(),
+        what: String::new(),
         noticed_at_unix_us: 0,
         pid: 0,
         frames: None,
@@ -116,9 +120,12 @@ pub(crate) fn index_is_void(why: &Error) -> bool {
 
 /// Copies what is whole and leaves the mark. To be called with the exclusive side of the recovery lock; does nothing if
 /// another process has done it.
-pub(crate) fn keep(family: &Family, generation: &Generation, destruction: &Destruction) -> Result<()> {
-    if mark(family)?.is_some() {
-        return Ok(());
+///
+/// Returns what the mark says, for each process has its own last look at what there was, and people shall not be told two
+/// numbers.
+pub(crate) fn keep(family: &Family, generation: &Generation, destruction: &Destruction) -> Result<Destruction> {
+    if let Some(mark) = mark(family)? {
+        return Ok(mark.destruction(family).unwrap_or_else(|| destruction.clone()));
     }
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let now = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
@@ -128,6 +135,7 @@ pub(crate) fn keep(family: &Family, generation: &Generation, destruction: &Destr
     let mark = Mark {
         sentence: destruction.to_string(),
         member: destruction.member.to_string(),
+        what: destruction.what.clone(),
         noticed_at_unix_us: now,
         pid: std::process::id(),
         frames: destruction.frames,
@@ -136,7 +144,8 @@ pub(crate) fn keep(family: &Family, generation: &Generation, destruction: &Destr
         missing: copied.err().map(|e| e.to_string()),
         account: None,
     };
-    write(family, &mark)
+    write(family, &mark)?;
+    Ok(destruction.clone())
 }
 
 /// Adds to the mark what was put together. To be called with the exclusive side of the recovery lock.
@@ -155,6 +164,34 @@ fn write(family: &Family, mark: &Mark) -> Result<()> {
         let _ = files::replace(&place.join(MARK), &text);
     }
     files::replace(&path, &text).map_err(|e| Error::io("write", &path, e))
+}
+
+/// What another process of ours has found destroyed, for one who has seen nothing of it itself: what a checkpoint does between two
+/// looks can hide it. From then on nothing is changed in the files of this generation.
+pub(crate) fn told(family: &Family, generation: &Generation) -> Option<Error> {
+    // Asked before each commit, and nearly always there is none.
+    if !mark_path(family).exists() {
+        return None;
+    }
+    let mark = mark(family).ok().flatten()?;
+    let unknown = || Destruction {
+        member: Member::Main,
+        path: family.main(),
+        what: "destroyed in place by another program".into(),
+        frames: None,
+        copied: None,
+    };
+    generation.main.into_iter().for_each(locks::give_up);
+    Some(Error::Destroyed(Box::new(mark.destruction(family).unwrap_or_else(unknown))))
+}
+
+impl Mark {
+    /// What it says was destroyed; `None` if it does not say.
+    fn destruction(&self, family: &Family) -> Option<Destruction> {
+        let member = [Member::Main, Member::Wal].into_iter().find(|m| m.to_string() == self.member)?;
+        let Mark { what, frames, copied, .. } = self.clone();
+        (!what.is_empty()).then(|| Destruction { member, path: family.path(member), what, frames, copied })
+    }
 }
 
 /// Copies every member but the destroyed one. The log comes first: it is small, and SQLite takes it away first.

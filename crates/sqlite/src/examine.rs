@@ -179,6 +179,8 @@ impl Examiner<'_> {
                 if look.index.map(|i| i.salts) != after.map(|i| i.salts) {
                     continue;
                 }
+                // What others have committed since this process looked last is lost as well, and is counted.
+                seen.index = after.or(seen.index);
             } else {
                 seen.index = look.index.or(seen.index);
                 finding = self.main(seen);

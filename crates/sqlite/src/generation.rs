@@ -52,6 +52,21 @@ impl Record {
         }
     }
 
+    /// Proves that SQLite has no file of these names open in this process but those of this generation. To be asked after a
+    /// connection was opened beside the first one: SQLite opens by name, and the name may lead elsewhere since the last check. One
+    /// that mixes a new log with the index of this generation would read nonsense, or copy it into the main file.
+    ///
+    /// # Errors
+    /// [`Error::Retired`].
+    pub(crate) fn has_only_its_files(&self) -> Result<()> {
+        let strange = |member: &Member| {
+            let wanted = self.generation.get(*member);
+            locks::descriptors(&self.family.path(*member)).iter().any(|d| Some(d.identity) != wanted)
+        };
+        let members: Vec<Member> = [Member::Main, Member::Wal, Member::Shm].into_iter().filter(strange).collect();
+        if members.is_empty() { Ok(()) } else { Err(Error::Retired { members }) }
+    }
+
     /// Whose generation it is.
     pub fn family(&self) -> &Family {
         &self.family

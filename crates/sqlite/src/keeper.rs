@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::generation::Record;
 use crate::shared::Shared;
 use crate::signals::CHECKPOINT_FRAMES;
-use crate::{flush, members, recovery, secure, side};
+use crate::{destroyed, flush, members, recovery, secure, side};
 
 /// From this length on our own writers wait while the rest is copied, so that the log can begin anew. A checkpoint beside
 /// writers never catches up with the last frame, and then the log grows for ever.
@@ -25,6 +25,11 @@ const AGAIN: Duration = Duration::from_millis(5);
 pub(crate) fn run(shared: &Shared) {
     copy_what_nobody_remembers(shared);
     while shared.signals.wait() {
+        if !shared.gate.fenced()
+            && let Some(why) = destroyed::told(&shared.family, &shared.gate.record().generation())
+        {
+            shared.gate.fence(why);
+        }
         // The writer registers anew when somebody has removed the record: without one this process looks like a stranger. And it
         // takes its place anew when somebody has removed that file: without one it would never hear that it shall park.
         if shared.entry.drain_wanted()
@@ -66,10 +71,14 @@ fn checkpoint(shared: &Shared) -> Result<()> {
         side::create(&secure::inspect_place(&shared.family)?)?;
     }
     let _lock = lock?;
-    shared.gate.check()?;
+    let record = shared.gate.check()?;
     let connection = match place.take() {
         Some(connection) => connection,
-        None => connect::checkpointer(&shared.family, shared.options.patience)?,
+        None => {
+            let connection = connect::checkpointer(&shared.family, shared.options.patience)?;
+            record.has_only_its_files().inspect_err(|why| shared.gate.fence(why.again()))?;
+            connection
+        }
     };
     passive(shared, &connection)?;
     *place = Some(connection);

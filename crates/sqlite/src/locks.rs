@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "installs C functions into SQLite's system-call table")]
 
 use std::ffi::{CStr, CString, c_char};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -49,7 +50,6 @@ mod core {
         pub(super) fn sh_standing(device: u64, inode: u64, start: i64, end: i64) -> c_int;
         pub(super) fn sh_retake(device: u64, inode: u64, start: i64, end: i64) -> c_int;
         pub(super) fn sh_betray(device: u64, inode: u64);
-        #[cfg(test)]
         pub(super) fn sh_has(owner: c_int, range: *const Range, listed: c_int) -> c_int;
         pub(super) fn sh_read(device: u64, inode: u64, out: *mut u8, count: usize, offset: i64) -> isize;
         pub(super) fn sh_locked(device: u64, inode: u64, start: i64, end: i64) -> c_int;
@@ -211,6 +211,13 @@ pub(crate) fn standing(identity: Identity, (start, end): (i64, i64)) -> Standing
     }
 }
 
+/// False if the kernel says that the description of this descriptor does not hold a lock on all of these bytes.
+pub(crate) fn holds(file: impl AsFd, start: i64, end: i64) -> bool {
+    let asked = core::Range { start, end, write: 0 };
+    // SAFETY: the range is a valid one that outlives the call, and the descriptor is borrowed for it. Nothing is changed.
+    unsafe { core::sh_has(file.as_fd().as_raw_fd(), &raw const asked, 0) != 0 }
+}
+
 /// Takes a lock again that fell. It comes to lie on a description that nobody else has, if that is possible.
 ///
 /// # Errors
@@ -284,7 +291,6 @@ mod tests {
     /// Older kernels must be asked by `/proc`; both ways must say the same whatever is locked.
     #[test]
     fn both_ways_of_asking_the_kernel_agree() {
-        use std::os::fd::AsRawFd;
         let seed = std::env::var("STATEHOUSE_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(0x5eed_u64);
         println!("STATEHOUSE_SEED={seed}");
         let mut state = seed | 1;
@@ -318,7 +324,6 @@ mod tests {
 
     #[test]
     fn a_lock_to_the_end_of_all_files_is_seen_both_ways() {
-        use std::os::fd::AsRawFd;
         let file = tempfile::tempfile().unwrap();
         assert!(ofd::try_lock(&file, Kind::Read, ofd::Range { start: 5, length: 0 }).unwrap());
         for (start, expected) in [(5, 1), (1000, 1), (4, 0)] {

@@ -155,7 +155,7 @@ fn bring_back(family: &Family, options: &Options) -> Result<()> {
     if !putback::main_file(family, false)? {
         return Ok(());
     }
-    putback::settle(family)?;
+    putback::log(family)?;
     if let Some(capture) = captures.iter().find(|c| Some(&c.place) == of.as_ref()) {
         let _ = incidents::put_back(family, &options.role, &capture.manifest.generation);
     }
@@ -175,7 +175,9 @@ pub(crate) fn reopen(family: &Family, options: &Options, considerate: bool) -> R
     }
     // Others want the lock; among them may be the one that keeps this process waiting.
     let options = &Options { patience: options.patience.min(REOPEN), ..options.clone() };
+    putback::settle(family)?;
     let opened = connect_to(family, options, &prepared)?;
+    putback::succeed(family)?;
     settle(&opened.record, options, &opened.connection)?;
     Ok(opened)
 }
@@ -196,10 +198,11 @@ fn unchanged(family: &Family, prepared: &Prepared) -> Result<bool> {
 
 fn connect_to(family: &Family, options: &Options, prepared: &Prepared) -> Result<Opened> {
     let member = members::register(&prepared.inspected, &options.role)?;
-    let connection = connect::writer(family, options.application_id, options.patience)?;
+    let checked = prepared.inspected.generation().main;
+    let connection = connect::writer(family, checked, options.application_id, options.patience)?;
     let connection = Committer::new(family, connection)?;
     let record = Record::take(family)?;
-    if record.generation().main != prepared.inspected.generation().main {
+    if record.generation().main != checked {
         return Err(Error::refused(Reason::Changed, family.main(), "another file took its place"));
     }
     // What was read so far may have been read by an index that somebody cut off. From here on the record would tell.

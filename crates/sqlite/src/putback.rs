@@ -59,14 +59,17 @@ pub(crate) fn main_file(family: &Family, considerate: bool) -> Result<bool> {
     std::os::unix::fs::FileExt::write_all_at(&file, &versions, at)
         .and_then(|()| file.sync_all())
         .map_err(io("write"))?;
+    let identity =
+        crate::family::Status::of_descriptor(std::os::fd::AsFd::as_fd(&file)).map_err(io("look at"))?.identity;
     drop(file);
+    captures::write_text(&place, captures::BECAME, &Some(identity))?;
     move_leftovers(family)?;
     if !rename_new(&image, &family.main())? {
         return Ok(true);
     }
     sync_directory(family.directory())?;
+    // That another generation has begun says who opens it: until then somebody may take it away again.
     mark(&place, MERGED)?;
-    mark(&place, SUCCEEDED)?;
     Ok(true)
 }
 
@@ -118,22 +121,40 @@ pub(crate) fn unsettled(family: &Family) -> bool {
     complete(&directory(family)).iter().any(|p| p.join(TORN).exists() && !p.join(SUCCEEDED).exists())
 }
 
-/// Puts the log of the newest capture back at its path if the main file cannot do without it, and remembers that from now
-/// on another generation may begin. To be called with the exclusive side of the recovery lock.
-pub(crate) fn settle(family: &Family) -> Result<()> {
+/// Puts the log of the newest capture back at its path if the main file cannot do without it. To be called with the exclusive
+/// side of the recovery lock. Says nothing about what lies at the path instead of that main file: it may be refused yet.
+pub(crate) fn log(family: &Family) -> Result<()> {
     let parent = directory(family);
-    let open: Vec<_> = complete(&parent).into_iter().filter(|p| !p.join(SUCCEEDED).exists()).collect();
-    if let Some(torn) = open.iter().rev().find(|p| p.join(TORN).exists())
-        && !put_back(family, torn, &parent)?
-        && !torn.join(IMAGE).exists()
-    {
-        // The log alone was kept, and now that another was begun there is nothing that could be merged by itself.
-        mark(torn, UNREADABLE)?;
+    match unsucceeded(&parent).into_iter().rfind(|p| p.join(TORN).exists()) {
+        Some(torn) if put_back(family, &torn, &parent)? => mark(&torn, SUCCEEDED),
+        _ => Ok(()),
     }
-    for place in open {
-        mark(&place, SUCCEEDED)?;
+}
+
+/// As [`log`], for one who is about to begin a generation of what lies at the path, and found nothing to refuse there: what was
+/// not put back now never will be. To be called with the exclusive side of the recovery lock.
+pub(crate) fn settle(family: &Family) -> Result<()> {
+    log(family)?;
+    for torn in unsucceeded(&directory(family)).into_iter().filter(|p| p.join(TORN).exists()) {
+        if !torn.join(IMAGE).exists() {
+            // The log alone was kept, and now that another was begun there is nothing that could be merged by itself.
+            mark(&torn, UNREADABLE)?;
+        }
+        mark(&torn, SUCCEEDED)?;
     }
     Ok(())
+}
+
+/// Remembers that another generation has begun after all that was captured so far. Not before it has: a database that is refused
+/// (another program's, a newer version's) may be taken away again, and then the last capture is what the main file is made of.
+/// Nor does a generation succeed one that became a main file which nobody had opened when it was taken away.
+pub(crate) fn succeed(family: &Family) -> Result<()> {
+    let open = unsucceeded(&directory(family)).into_iter().filter(|place| !captures::is_spent_in_vain(place, family));
+    open.into_iter().try_for_each(|place| mark(&place, SUCCEEDED))
+}
+
+fn unsucceeded(parent: &Path) -> Vec<std::path::PathBuf> {
+    complete(parent).into_iter().filter(|p| !p.join(SUCCEEDED).exists()).collect()
 }
 
 /// True if it was put back; false if something else has begun there.

@@ -40,13 +40,23 @@ impl Readers {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `query` inside one read transaction.
-    pub(crate) fn read<T>(&self, patience: Duration, query: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
+    /// Runs `query` inside one read transaction. A connection that is new is used only if `proof` says that SQLite has opened
+    /// what it should have.
+    pub(crate) fn read<T>(
+        &self,
+        patience: Duration,
+        proof: impl FnOnce() -> Result<()>,
+        query: impl FnOnce(&Connection) -> Result<T>,
+    ) -> Result<T> {
         let (id, idle) = self.enter(patience)?;
         let place = Place { readers: self, id };
         let connection = match idle {
             Some(connection) => connection,
-            None => connect::reader(&self.family, patience)?,
+            None => {
+                let connection = connect::reader(&self.family, patience)?;
+                proof()?;
+                connection
+            }
         };
         if let Some(handle) = self.lock().out.get_mut(&id) {
             *handle = Some(connection.get_interrupt_handle());

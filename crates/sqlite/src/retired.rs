@@ -12,7 +12,8 @@ use serde::Serialize;
 
 use crate::captures::{
     AGAIN, IMAGE, LOG, MANIFEST, MERGED, TORN, WHOLE, complete, copy_file, create, directory, entries, forget_partial,
-    has_successor, main_is_missing, private_directory, prune, prune_leftovers, publish, sync_directory, write_text,
+    has_successor, is_spent_in_vain, main_is_missing, private_directory, prune, prune_leftovers, publish,
+    sync_directory, write_text,
 };
 use crate::error::{Error, Result};
 use crate::family::{Family, Generation, Identity, Member};
@@ -212,8 +213,9 @@ fn write_as(source: &Source<'_>, id: &str, late: bool) -> Result<()> {
     let main_lost = source.lost.contains(&Member::Main);
     let missing = main_lost && main_is_missing(source.family)?;
     let (plain, mut whole) = (parent.join(id), parent.join(format!("{id}{WHOLE}")));
-    // One that has become a main file which is gone as well cannot become another.
-    while missing && whole.exists() && !whole.join(IMAGE).exists() {
+    // One that has become a main file which is gone as well cannot become another, nor has anybody its rows if that file was taken
+    // away before somebody opened it.
+    while whole.exists() && !whole.join(IMAGE).exists() && (missing || is_spent_in_vain(&whole, source.family)) {
         whole.as_mut_os_string().push(AGAIN);
     }
     // One that was made while the main file was in its place does not stand for that. And whoever went on from this log has

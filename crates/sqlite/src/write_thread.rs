@@ -203,6 +203,9 @@ fn turn(shared: &Shared, turnstile: &Turnstile, held: &mut Held) -> Result<()> {
         return Ok(());
     }
     let turn = turnstile.enter()?;
+    if let Some(why) = destroyed::told(&shared.family, &record.generation()) {
+        return Err(why);
+    }
     let mut batch = shared.queue.take();
     let (gate, queue, options, signals) = (&shared.gate, &shared.queue, &shared.options, &shared.signals);
     let writing = writer::Writing { connection, record, gate, queue, options, signals };
@@ -338,8 +341,11 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         // A person who has put the files in order has removed the mark. If they are not, it is made once more.
         held.marked = !held.marked || destroyed::mark(family)?.is_some();
         if held.marked {
-            destroyed::keep(family, &held.record.generation(), destruction)?;
-            put_together(shared, held, destruction)?;
+            let told = destroyed::keep(family, &held.record.generation(), destruction)?;
+            put_together(shared, held, &told)?;
+            if told != **destruction {
+                shared.gate.fence(Error::Destroyed(Box::new(told)));
+            }
         }
     }
     let considerate = held.fenced_since.elapsed() < CONSIDERATE;
@@ -371,7 +377,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         if lost.contains(&Member::Wal) {
             putback::move_headless_log(family)?;
         }
-        putback::settle(family)?;
+        putback::log(family)?;
         held.settled = true;
     }
     let in_doubt = matches!(why, Some(Error::Destroyed(_) | Error::Doubtful { .. }));
@@ -402,6 +408,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         side::make_again(family)?;
         retired::capture_kept(family, before, &before.differences(&now), kept, false)?;
         putback::settle(family)?;
+        putback::succeed(family)?;
         opening::merge(&opened.record, &shared.options, &opened.connection)?;
     }
     // What no flush has confirmed is kept before anybody is told of it by a later write.

@@ -303,3 +303,43 @@ fn what_a_process_of_ours_has_captured_need_not_be_kept_any_longer() {
     ours.ok("put two");
     wait_for("the capture is found", || kept.over(&[]) == Some(anchor::Over::Captured));
 }
+
+/// Whoever has a copy of an anchor's descriptors can unlock them.
+#[test]
+fn an_anchor_whose_locks_were_released_by_another_process_takes_them_again_and_says_so() {
+    for healed in [true, false] {
+        let (_d, path) = database();
+        let mut victim = holder(&path);
+        let anchor = anchored(&path);
+        let before = Family::of(&path).unwrap().generation().unwrap();
+        assert_eq!(anchor.heal().unwrap(), None, "nothing is gone yet");
+        for (member, range) in [(Member::Main, SHARED), (Member::Shm, DMS)] {
+            ofd::unlock(anchor.file(member).unwrap(), range).unwrap();
+        }
+        if healed {
+            let what = anchor.heal().unwrap().unwrap();
+            assert!(what.contains("shared range") && what.contains("byte 128"), "{what}");
+            assert_eq!(anchor.heal().unwrap(), None);
+        }
+        lose_both(&mut victim, &path);
+        for _ in 0..3 {
+            visitor(&path, "SELECT count(*) FROM m");
+        }
+        let after = Family::of(&path).unwrap().generation().unwrap();
+        assert_eq!(before == after, healed, "the control: nobody takes them again, and the log is gone");
+        let told = statehouse_sqlite::incidents::list(&Family::of(&path).unwrap()).unwrap();
+        assert_eq!(told.len(), usize::from(healed), "{told:#?}");
+    }
+}
+
+#[test]
+fn an_anchor_leaves_a_database_alone_that_somebody_is_about_to_delete() {
+    let (_d, path) = database();
+    let anchor = anchored(&path);
+    ofd::unlock(anchor.file(Member::Main).unwrap(), SHARED).unwrap();
+    let last = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    assert!(ofd::try_lock(&last, Kind::Write, SHARED).unwrap());
+    assert!(matches!(anchor.heal(), Err(statehouse_sqlite::Error::Busy { .. })));
+    drop(last);
+    assert!(anchor.heal().unwrap().is_some());
+}

@@ -21,6 +21,7 @@ mod holder;
 mod holders;
 mod image;
 mod inplace;
+mod instead;
 mod locks;
 mod members;
 mod pages;

@@ -26,6 +26,7 @@ pub mod process;
 pub mod seed;
 pub mod snapshot;
 pub mod stray;
+pub mod thief;
 pub mod user;
 pub mod visitor;
 pub mod volume;

@@ -164,6 +164,15 @@ impl Watch {
         if !held.current() {
             return self.release(Why::Retired);
         }
+        match held.heal() {
+            Ok(None) => {}
+            Ok(Some(what)) => {
+                tracing::warn!("locks of this anchor were released by another process, and are taken again: {what}");
+            }
+            // Somebody has the database alone at this moment; the next look tells what came of it.
+            Err(Error::Busy { .. }) => {}
+            Err(e) => return self.warn("the locks cannot be taken again", &e),
+        }
         let Some(seat) = &mut self.seat else { return };
         if seat.unwanted() {
             return self.release(Why::Maintenance);
