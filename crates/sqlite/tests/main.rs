@@ -12,6 +12,7 @@ mod admission;
 mod anchor;
 mod aside;
 mod corners;
+mod crash;
 mod generations;
 mod gone;
 mod heal;

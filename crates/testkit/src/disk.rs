@@ -148,7 +148,9 @@ impl Disk {
             at = content.end;
         }
         let history = History { bytes, list, first: self.first.clone() };
-        let (played, real) = (history.end(), Image::of(&self.root));
+        let (played, mapped) = history.end();
+        let mut real = Image::of(&self.root);
+        real.names.retain(|path, _| !mapped.contains(path));
         let difference = played.difference(&real);
         assert!(difference.is_none(), "the notes are not what happened: {}", difference.unwrap_or_default());
         history
@@ -235,14 +237,14 @@ impl History {
         model::cut(self, points, lie, seed, look);
     }
 
-    /// What is there in the end.
-    fn end(&self) -> Image {
-        let mut end = None;
-        let points = [self.list.len()];
-        self.cut(&points, &Lie::None, &mut Seed::new(0), |cut| {
-            end = cut.images.iter().find(|(kind, _)| *kind == Kind::Live).map(|(_, image)| image.clone());
+    /// What is there in the end, and where mapped files are.
+    fn end(&self) -> (Image, Vec<PathBuf>) {
+        let mut end = (Image::default(), Vec::new());
+        self.cut(&[self.list.len()], &Lie::None, &mut Seed::new(0), |cut| {
+            let live = cut.images.iter().find(|(kind, _)| *kind == Kind::Live);
+            end = (live.map(|(_, image)| image.clone()).unwrap_or_default(), cut.mapped.clone());
         });
-        end.expect("an image of the end")
+        end
     }
 
     /// The notes up to a point, a line each, for a person who wants to know what happened before a loss.

@@ -40,13 +40,13 @@ impl Image {
             if kind.is_dir() {
                 self.names.insert(path.clone(), Entry::Directory);
                 self.add(root, &path);
-            } else if kind.is_file() && !Image::is_left_out(&path) {
+            } else if kind.is_file() {
                 self.names.insert(path.clone(), Entry::File(fs::read(root.join(&path)).expect("its content")));
             }
         }
     }
 
-    /// Whether this name is never in an image.
+    /// Whether what is made with this name is never in an image.
     pub(crate) fn is_left_out(path: &Path) -> bool {
         path.as_os_str().as_encoded_bytes().ends_with(b"-shm")
     }

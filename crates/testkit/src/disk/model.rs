@@ -51,6 +51,8 @@ pub struct Cut<'a> {
     pub indexes: &'a [&'a [u8]],
     /// What may be left.
     pub images: Vec<(Kind, Image)>,
+    /// Where mapped files are now. They are on no image, whatever their names have become.
+    pub(super) mapped: Vec<PathBuf>,
 }
 
 #[derive(Debug, Default)]
@@ -58,6 +60,8 @@ struct File {
     durable: Vec<u8>,
     pending: Vec<usize>,
     name: String,
+    /// Made as an `-shm`.
+    mapped: bool,
 }
 
 type Names = BTreeMap<String, usize>;
@@ -111,6 +115,7 @@ impl State {
                 for (name, n) in &names {
                     if let Some(file) = self.files.get_mut(n) {
                         file.name.clone_from(name);
+                        file.mapped = Image::is_left_out(Path::new(name));
                     }
                 }
                 self.directories.insert(n, Directory { durable: names.clone(), live: names });
@@ -174,7 +179,13 @@ pub(super) fn cut(history: &History, points: &[usize], lie: &Lie, seed: &mut See
     for n in 0..=history.list.len() {
         while points.next_if(|p| **p == n).is_some() {
             let images = images(history, &state, root, seed);
-            look(&Cut { point: n, answers: &answers, indexes: &indexes, images });
+            let mut mapped = Vec::new();
+            walk(&state, root, &|n| state.directories[&n].live.clone(), &mut |path, object| {
+                if state.files.get(&object).is_some_and(|f| f.mapped) {
+                    mapped.push(path.to_path_buf());
+                }
+            });
+            look(&Cut { point: n, answers: &answers, indexes: &indexes, images, mapped });
         }
         let Some(note) = history.list.get(n) else { break };
         match &note.what {
@@ -196,7 +207,10 @@ pub(super) fn cut(history: &History, points: &[usize], lie: &Lie, seed: &mut See
                 };
                 match new {
                     New::No => {}
-                    New::File => drop(state.files.insert(known, File::default())),
+                    New::File => {
+                        let mapped = Image::is_left_out(Path::new(&place.1));
+                        state.files.insert(known, File { mapped, ..File::default() });
+                    }
                     New::Directory => drop(state.directories.insert(known, Directory::default())),
                     New::Other => state.others.push(known),
                 }
@@ -223,11 +237,10 @@ pub(super) fn cut(history: &History, points: &[usize], lie: &Lie, seed: &mut See
             }
             What::Mapped { object } => {
                 let file = state.by_inode.get(object).and_then(|n| state.files.get(n));
-                let name = file.map_or("", |f| &f.name);
-                assert!(
-                    name.is_empty() || Image::is_left_out(Path::new(name)),
-                    "{name} is mapped, so writes to it cannot be seen"
-                );
+                // What has no name here never comes back.
+                if let Some(file) = file.filter(|f| !f.mapped) {
+                    panic!("{} is mapped, so writes to it cannot be seen", file.name);
+                }
             }
             What::Index { data } => indexes.push(&history.bytes[data.clone()]),
         }
@@ -312,6 +325,20 @@ fn some_names(state: &State, seed: &mut Seed) -> HashMap<usize, Names> {
     names
 }
 
+/// Shows every name from the root on, a directory before what is in it.
+fn walk(state: &State, root: usize, names: &dyn Fn(usize) -> Names, show: &mut dyn FnMut(&Path, usize)) {
+    let mut open = vec![(root, PathBuf::new())];
+    while let Some((directory, below)) = open.pop() {
+        for (name, object) in names(directory) {
+            let path = below.join(name);
+            show(&path, object);
+            if state.directories.contains_key(&object) {
+                open.push((object, path));
+            }
+        }
+    }
+}
+
 fn gather(
     state: &State,
     root: usize,
@@ -319,20 +346,13 @@ fn gather(
     content: &mut dyn FnMut(&File) -> Vec<u8>,
 ) -> Image {
     let mut image = Image::default();
-    let mut open = vec![(root, PathBuf::new())];
-    while let Some((directory, below)) = open.pop() {
-        for (name, object) in names(directory) {
-            let path = below.join(name);
-            if state.directories.contains_key(&object) {
-                image.names.insert(path.clone(), Entry::Directory);
-                open.push((object, path));
-            } else if let Some(file) = state.files.get(&object)
-                && !Image::is_left_out(&path)
-            {
-                image.names.insert(path, Entry::File(content(file)));
-            }
+    walk(state, root, names, &mut |path, object| {
+        if state.directories.contains_key(&object) {
+            image.names.insert(path.to_path_buf(), Entry::Directory);
+        } else if let Some(file) = state.files.get(&object).filter(|f| !f.mapped) {
+            image.names.insert(path.to_path_buf(), Entry::File(content(file)));
         }
-    }
+    });
     image
 }
 

@@ -1,0 +1,343 @@
+//! What a power cut leaves while our processes append, copy the log, and capture what was removed under them: at the end of
+//! every flush, on every disk that could be. Each image is opened by us and by SQLite alone, with an `-shm` of any age beside
+//! it and with an anchor started first, and must hold what was acknowledged.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rusqlite::Connection;
+use statehouse_testkit::disk::{Disk, History, Image, Lie};
+use statehouse_testkit::home::TestDir;
+use statehouse_testkit::seed::Seed;
+
+use crate::holder::Holder;
+use crate::support::with;
+
+/// What was asked of each process, in order: the key of a `put`, or nothing for another order.
+type Orders = HashMap<u32, Vec<Option<String>>>;
+
+/// Several of our processes on a watched disk.
+struct Run {
+    directory: TestDir,
+    disk: Disk,
+    path: PathBuf,
+    holders: Vec<Holder>,
+    orders: Orders,
+    seed: Seed,
+    asked: usize,
+}
+
+impl Run {
+    fn begin(name: &str, processes: usize) -> Run {
+        let directory = TestDir::new();
+        let root = directory.join("root");
+        std::fs::create_dir(&root).unwrap();
+        let path = root.join("s.db");
+        let disk = Disk::below(&root, &directory.join("notes"), Some(&with(&path, "-shm")));
+        let seed = Seed::of_run(name);
+        let mut run = Run { directory, disk, path, holders: Vec::new(), orders: Orders::new(), seed, asked: 0 };
+        for _ in 0..processes {
+            run.start();
+        }
+        run
+    }
+
+    fn start(&mut self) {
+        let holder = Holder::on_disk(&self.disk, &self.path);
+        self.orders.insert(holder.pid(), vec![None]);
+        self.holders.push(holder);
+    }
+
+    /// Each process writes so many rows, all of them at the same time.
+    fn put(&mut self, rows: usize) {
+        for _ in 0..rows {
+            for holder in &mut self.holders {
+                let size = self.seed.below(6000) as usize / (1 + self.seed.below(8) as usize);
+                let key = format!("{}-{}", self.asked, "x".repeat(size));
+                holder.send(&format!("put {key}"));
+                self.orders.get_mut(&holder.pid()).unwrap().push(Some(key));
+                self.asked += 1;
+            }
+            for holder in &mut self.holders {
+                holder.answer().unwrap();
+            }
+        }
+    }
+
+    fn ask(&mut self, n: usize, order: &str) -> Result<String, String> {
+        let holder = &mut self.holders[n];
+        self.orders.get_mut(&holder.pid()).unwrap().push(None);
+        holder.order(order)
+    }
+
+    /// A program that is not ours, on the same disk.
+    fn stranger(&self, program: &str, arguments: &[&str]) {
+        let mut command = Command::new(program);
+        command.args(arguments).current_dir(self.path.parent().unwrap());
+        let ended = self.disk.watches(&command).output().unwrap();
+        // Busy is an answer too; what counts is what it does to the files.
+        let locked = String::from_utf8_lossy(&ended.stderr).contains("locked");
+        assert!(ended.status.success() || locked, "{ended:?}");
+    }
+
+    /// Somebody removes what no program can keep at once. From here to the next acknowledgement nothing is promised but that
+    /// the database opens and is whole; not even that, if what was put there was not flushed.
+    fn removed(&mut self, script: &str, was_flushed: bool) {
+        self.disk.say(if was_flushed { "removing" } else { "breaking" });
+        self.stranger("sh", &["-c", script]);
+        self.disk.say("removed");
+    }
+
+    fn end(mut self) -> Ended {
+        for holder in self.holders.drain(..) {
+            self.orders.get_mut(&holder.pid()).unwrap().push(None);
+            holder.end();
+        }
+        let history = self.disk.history();
+        Ended { directory: self.directory, history, orders: self.orders, seed: self.seed }
+    }
+}
+
+/// How an image is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Way {
+    ours: bool,
+    anchored: bool,
+    index: Index,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Index {
+    None,
+    Old,
+    Newest,
+}
+
+const WAYS: [Way; 8] = [
+    Way { ours: false, anchored: false, index: Index::None },
+    Way { ours: true, anchored: false, index: Index::None },
+    Way { ours: false, anchored: false, index: Index::Old },
+    Way { ours: true, anchored: false, index: Index::Old },
+    Way { ours: false, anchored: false, index: Index::Newest },
+    Way { ours: false, anchored: true, index: Index::Old },
+    Way { ours: false, anchored: true, index: Index::Newest },
+    Way { ours: true, anchored: true, index: Index::Newest },
+];
+
+/// The processes that open images, one after the other.
+struct Openers {
+    ours: Holder,
+    anchor: Holder,
+}
+
+struct Ended {
+    directory: TestDir,
+    history: History,
+    orders: Orders,
+    seed: Seed,
+}
+
+impl Ended {
+    /// What was acknowledged and must be there. `None` if not even a database is promised.
+    fn promised(&self, answers: &[(u32, String)]) -> Option<Vec<&String>> {
+        let mut answered: HashMap<u32, usize> = HashMap::new();
+        let (mut promised, mut excused) = (Vec::new(), false);
+        let (mut removed, mut broken) = (false, false);
+        for (who, line) in answers {
+            match line.as_str() {
+                "removing" => (excused, removed) = (true, false),
+                "breaking" => (excused, removed, broken) = (true, false, true),
+                "removed" => removed = true,
+                _ => {}
+            }
+            let Some(orders) = self.orders.get(who) else { continue };
+            let n = answered.entry(*who).or_default();
+            if line.starts_with("ok")
+                && let Some(key) = &orders[*n]
+            {
+                promised.push(key);
+                excused &= !removed;
+                broken &= excused;
+            }
+            *n += 1;
+        }
+        (!broken).then_some(if excused { Vec::new() } else { promised })
+    }
+
+    /// What is missing or broken after power cuts at all points, a sentence each; and how many images were looked at.
+    fn losses(&self, lie: &Lie, ways: &[Way]) -> (Vec<String>, usize) {
+        let mut openers = Openers { ours: Holder::start(), anchor: Holder::start() };
+        let mut known: HashMap<(u64, Way), Result<BTreeSet<String>, String>> = HashMap::new();
+        let mut losses = Vec::new();
+        let points = self.history.points();
+        let mut seed = self.seed.clone();
+        let mut ages = seed.clone();
+        // In memory if there is room for it: flushes of what is thrown away again cost nothing there.
+        let place = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir_in(self.directory.path())).unwrap();
+        self.history.cut(&points, lie, &mut seed, |cut| {
+            let Some(promised) = self.promised(cut.answers) else { return };
+            for (kind, image) in &cut.images {
+                // Before the first commit there may be no database yet.
+                if image.file("s.db").is_none_or(<[u8]>::is_empty) && promised.is_empty() {
+                    continue;
+                }
+                // SQLite alone does not look at what we keep beside the database.
+                let mut family = image.clone();
+                family.names.retain(|path, _| path.parent() == Some(Path::new("")));
+                let numbers = (image.number(), family.number());
+                let old = cut.indexes.get(ages.below(cut.indexes.len().max(1) as u64) as usize);
+                for way in ways.iter().copied() {
+                    let index = match way.index {
+                        Index::None => None,
+                        Index::Old => old,
+                        Index::Newest => cut.indexes.last(),
+                    };
+                    // The same files with an index of any age are opened once a way.
+                    let number = if way.ours { numbers.0 } else { numbers.1 };
+                    let found = known
+                        .entry((number, way))
+                        .or_insert_with(|| opened(&mut openers, place.path(), image, way, index.copied()));
+                    let loss = match found {
+                        Err(e) => Some(e.clone()),
+                        Ok(keys) => {
+                            let missing = promised.iter().filter(|key| !keys.contains(key.as_str())).count();
+                            (missing > 0).then(|| format!("{missing} of {} rows are missing", promised.len()))
+                        }
+                    };
+                    if let Some(loss) = loss {
+                        losses.push(format!("at {}, {kind:?}, {way:?}: {loss}", cut.point));
+                    }
+                }
+            }
+        });
+        (losses, known.len())
+    }
+
+    /// Every image is whole and holds what was promised.
+    fn assert_kept(&self) {
+        let begun = std::time::Instant::now();
+        let (losses, looked) = self.losses(&Lie::None, &WAYS);
+        let flushes = self.history.flushes();
+        println!("{flushes} flushes, {looked} images opened, {:?}", begun.elapsed());
+        assert!(flushes > 20, "only {flushes} flushes");
+        if let Some(first) = losses.first() {
+            let point = first.split([' ', ',']).nth(1).and_then(|p| p.parse().ok()).unwrap_or(0);
+            let shown = &losses[..losses.len().min(20)];
+            panic!("{} losses: {shown:#?}\n{}", losses.len(), self.history.tell(60, point));
+        }
+    }
+}
+
+/// The keys that are in the database of an image, which is made in the directory `around` and removed again.
+fn opened(
+    openers: &mut Openers,
+    around: &Path,
+    image: &Image,
+    way: Way,
+    index: Option<&[u8]>,
+) -> Result<BTreeSet<String>, String> {
+    let root = around.join("image");
+    image.write(&root);
+    let path = root.join("s.db");
+    if let Some(index) = index {
+        std::fs::write(with(&path, "-shm"), index).unwrap();
+    }
+    let found = look(openers, &path, way);
+    if way.anchored {
+        openers.anchor.ok("unanchor");
+    }
+    std::fs::remove_dir_all(&root).unwrap();
+    found
+}
+
+fn look(openers: &mut Openers, path: &Path, way: Way) -> Result<BTreeSet<String>, String> {
+    if way.anchored {
+        let held = openers.anchor.order(&format!("anchor {}", path.display()));
+        // It leaves to others what must be rolled back first, and what is not in WAL mode yet.
+        let left = |e: &String| e.starts_with("refused_hot_journal") || e.starts_with("refused_rollback_mode");
+        if let Some(e) = held.err().filter(|e| !left(e)) {
+            return Err(format!("not anchored: {e}"));
+        }
+    }
+    let mut counted = None;
+    if way.ours {
+        openers.ours.order(&format!("open {}", path.display())).map_err(|e| format!("not opened: {e}"))?;
+        counted = Some(openers.ours.order("count").map_err(|e| format!("not read: {e}"))?);
+        openers.ours.order("leave").map_err(|e| format!("not closed: {e}"))?;
+    }
+    let read = || -> rusqlite::Result<_> {
+        let left = Connection::open(path)?;
+        left.pragma_update(None, "synchronous", "OFF")?;
+        let check: String = left.query_row("PRAGMA integrity_check", [], |r| r.get(0))?;
+        let mut keys = BTreeSet::new();
+        if left.table_exists(None, "k")? {
+            let mut read = left.prepare("SELECT key FROM k")?;
+            for key in read.query_map([], |r| r.get(0))? {
+                keys.insert(key?);
+            }
+        }
+        Ok((check, keys))
+    };
+    match read() {
+        Ok((check, keys)) if check == "ok" => match counted {
+            Some(count) if count != keys.len().to_string() => Err(format!("{count} rows for us, {} alone", keys.len())),
+            _ => Ok(keys),
+        },
+        Ok((check, _)) => Err(check),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+/// A disk that does not keep what it says it flushed must lose rows in this test, or the test would see no loss at all.
+fn assert_lost(ended: &Ended, lie: &Lie) {
+    let (losses, _) = ended.losses(lie, &WAYS[..1]);
+    assert!(losses.iter().any(|loss| loss.contains("missing")), "no loss on a disk with {lie:?}: {losses:#?}");
+}
+
+#[test]
+fn a_power_cut_while_three_processes_append_leaves_what_was_acknowledged() {
+    let mut run = Run::begin("crash images of appending", 3);
+    run.put(5);
+    let ended = run.end();
+    ended.assert_kept();
+    assert_lost(&ended, &Lie::Files("-wal"));
+    assert_lost(&ended, &Lie::Directories);
+}
+
+#[test]
+fn a_power_cut_while_the_log_is_copied_leaves_what_was_acknowledged() {
+    let mut run = Run::begin("crash images of checkpoints", 2);
+    run.put(2);
+    for mode in ["PASSIVE", "FULL", "RESTART", "TRUNCATE"] {
+        let sql = format!("PRAGMA busy_timeout = 2000; PRAGMA synchronous = FULL; PRAGMA wal_checkpoint({mode})");
+        run.stranger("sqlite3", &["s.db", &sql]);
+        run.put(1);
+    }
+    let order = format!("admit 10 - {}", run.path.display());
+    run.start();
+    run.ask(2, "leave").unwrap();
+    run.ask(2, &order).unwrap();
+    run.ask(2, "admitted PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    run.ask(2, "release").unwrap();
+    run.ask(2, &format!("open {}", run.path.display())).unwrap();
+    run.put(2);
+    let ended = run.end();
+    ended.assert_kept();
+    assert_lost(&ended, &Lie::Files(".db"));
+}
+
+#[test]
+fn a_power_cut_while_removed_logs_are_captured_and_merged_leaves_what_was_acknowledged() {
+    let mut run = Run::begin("crash images of captures", 2);
+    run.put(2);
+    run.removed("rm s.db-wal s.db-shm", true);
+    run.put(2);
+    run.removed("cp s.db other && sync other && mv other s.db", true);
+    run.put(1);
+    run.removed("rm s.db s.db-wal s.db-shm", true);
+    run.put(2);
+    run.removed("cp s.db other && mv other s.db", false);
+    run.put(1);
+    run.end().assert_kept();
+}
