@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rusqlite::Connection;
-use statehouse_testkit::disk::{Disk, History, Image, Lie};
+use statehouse_testkit::disk::{Disk, History, Judge, Lie, Losses, Promise, Way};
 use statehouse_testkit::home::TestDir;
 use statehouse_testkit::seed::Seed;
 
@@ -95,35 +95,9 @@ impl Run {
             holder.end();
         }
         let history = self.disk.history();
-        Ended { directory: self.directory, history, orders: self.orders, seed: self.seed }
+        Ended { _directory: self.directory, history, orders: self.orders, seed: self.seed }
     }
 }
-
-/// How an image is opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Way {
-    ours: bool,
-    anchored: bool,
-    index: Index,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Index {
-    None,
-    Old,
-    Newest,
-}
-
-const WAYS: [Way; 8] = [
-    Way { ours: false, anchored: false, index: Index::None },
-    Way { ours: true, anchored: false, index: Index::None },
-    Way { ours: false, anchored: false, index: Index::Old },
-    Way { ours: true, anchored: false, index: Index::Old },
-    Way { ours: false, anchored: false, index: Index::Newest },
-    Way { ours: false, anchored: true, index: Index::Old },
-    Way { ours: false, anchored: true, index: Index::Newest },
-    Way { ours: true, anchored: true, index: Index::Newest },
-];
 
 /// The processes that open images, one after the other.
 struct Openers {
@@ -132,7 +106,8 @@ struct Openers {
 }
 
 struct Ended {
-    directory: TestDir,
+    // Kept until the end, for the notes are in it.
+    _directory: TestDir,
     history: History,
     orders: Orders,
     seed: Seed,
@@ -140,9 +115,9 @@ struct Ended {
 
 impl Ended {
     /// What was acknowledged and must be there. `None` if not even a database is promised.
-    fn promised(&self, answers: &[(u32, String)]) -> Option<Vec<&String>> {
+    fn promised(&self, answers: &[(u32, String)]) -> Option<Promise<'static>> {
         let mut answered: HashMap<u32, usize> = HashMap::new();
-        let (mut promised, mut excused) = (Vec::new(), false);
+        let (mut kept, mut excused) = (Vec::new(), false);
         let (mut removed, mut broken) = (false, false);
         for (who, line) in answers {
             match line.as_str() {
@@ -156,99 +131,40 @@ impl Ended {
             if line.starts_with("ok")
                 && let Some(key) = &orders[*n]
             {
-                promised.push(key);
+                kept.push(key.clone());
                 excused &= !removed;
                 broken &= excused;
             }
             *n += 1;
         }
-        (!broken).then_some(if excused { Vec::new() } else { promised })
+        (!broken).then(|| Promise::of(if excused { Vec::new() } else { kept }))
     }
 
-    /// What is missing or broken after power cuts at all points, a sentence each; and how many images were looked at.
-    fn losses(&self, lie: &Lie, ways: &[Way]) -> (Vec<String>, usize) {
+    fn losses(&self, lie: &Lie, ways: &[Way]) -> Losses {
         let mut openers = Openers { ours: Holder::start(), anchor: Holder::start() };
-        let mut known: HashMap<(u64, Way), Result<BTreeSet<String>, String>> = HashMap::new();
-        let mut losses = Vec::new();
-        let points = self.history.points();
-        let mut seed = self.seed.clone();
-        let mut ages = seed.clone();
-        // In memory if there is room for it: flushes of what is thrown away again cost nothing there.
-        let place = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir_in(self.directory.path())).unwrap();
-        self.history.cut(&points, lie, &mut seed, |cut| {
-            let Some(promised) = self.promised(cut.answers) else { return };
-            for (kind, image) in &cut.images {
-                // Before the first commit there may be no database yet.
-                if image.file("s.db").is_none_or(<[u8]>::is_empty) && promised.is_empty() {
-                    continue;
-                }
-                // SQLite alone does not look at what we keep beside the database.
-                let mut family = image.clone();
-                family.names.retain(|path, _| path.parent() == Some(Path::new("")));
-                let numbers = (image.number(), family.number());
-                let old = cut.indexes.get(ages.below(cut.indexes.len().max(1) as u64) as usize);
-                for way in ways.iter().copied() {
-                    let index = match way.index {
-                        Index::None => None,
-                        Index::Old => old,
-                        Index::Newest => cut.indexes.last(),
-                    };
-                    // The same files with an index of any age are opened once a way.
-                    let number = if way.ours { numbers.0 } else { numbers.1 };
-                    let found = known
-                        .entry((number, way))
-                        .or_insert_with(|| opened(&mut openers, place.path(), image, way, index.copied()));
-                    let loss = match found {
-                        Err(e) => Some(e.clone()),
-                        Ok(keys) => {
-                            let missing = promised.iter().filter(|key| !keys.contains(key.as_str())).count();
-                            (missing > 0).then(|| format!("{missing} of {} rows are missing", promised.len()))
-                        }
-                    };
-                    if let Some(loss) = loss {
-                        losses.push(format!("at {}, {kind:?}, {way:?}: {loss}", cut.point));
-                    }
-                }
-            }
-        });
-        (losses, known.len())
+        let mut open = |path: &Path, way: Way| {
+            let found = look(&mut openers, path, way);
+            openers.anchor.ok("unanchor");
+            found
+        };
+        let promise = |answers: &[(u32, String)]| self.promised(answers);
+        Judge { main: "s.db", ways, promise: &promise, open: &mut open }.losses(&self.history, lie, &self.seed)
     }
 
     /// Every image is whole and holds what was promised.
     fn assert_kept(&self) {
         let begun = std::time::Instant::now();
-        let (losses, looked) = self.losses(&Lie::None, &WAYS);
+        let losses = self.losses(&Lie::None, &Way::ALL);
         let flushes = self.history.flushes();
-        println!("{flushes} flushes, {looked} images opened, {:?}", begun.elapsed());
+        println!("{flushes} flushes, {} images opened, {:?}", losses.opened, begun.elapsed());
+        losses.assert_none(&self.history);
         assert!(flushes > 20, "only {flushes} flushes");
-        if let Some(first) = losses.first() {
-            let point = first.split([' ', ',']).nth(1).and_then(|p| p.parse().ok()).unwrap_or(0);
-            let shown = &losses[..losses.len().min(20)];
-            panic!("{} losses: {shown:#?}\n{}", losses.len(), self.history.tell(60, point));
-        }
     }
-}
 
-/// The keys that are in the database of an image, which is made in the directory `around` and removed again.
-fn opened(
-    openers: &mut Openers,
-    around: &Path,
-    image: &Image,
-    way: Way,
-    index: Option<&[u8]>,
-) -> Result<BTreeSet<String>, String> {
-    let root = around.join("image");
-    image.write(&root);
-    let path = root.join("s.db");
-    if let Some(index) = index {
-        std::fs::write(with(&path, "-shm"), index).unwrap();
+    /// A disk that does not keep what it says it flushed must lose rows, or the test would see no loss at all.
+    fn assert_lost(&self, lie: &Lie) {
+        self.losses(lie, &[Way::PLAIN]).assert_some(lie);
     }
-    let found = look(openers, &path, way);
-    if way.anchored {
-        openers.anchor.ok("unanchor");
-    }
-    std::fs::remove_dir_all(&root).unwrap();
-    found
 }
 
 fn look(openers: &mut Openers, path: &Path, way: Way) -> Result<BTreeSet<String>, String> {
@@ -289,20 +205,14 @@ fn look(openers: &mut Openers, path: &Path, way: Way) -> Result<BTreeSet<String>
     }
 }
 
-/// A disk that does not keep what it says it flushed must lose rows in this test, or the test would see no loss at all.
-fn assert_lost(ended: &Ended, lie: &Lie) {
-    let (losses, _) = ended.losses(lie, &WAYS[..1]);
-    assert!(losses.iter().any(|loss| loss.contains("missing")), "no loss on a disk with {lie:?}: {losses:#?}");
-}
-
 #[test]
 fn a_power_cut_while_three_processes_append_leaves_what_was_acknowledged() {
     let mut run = Run::begin("crash images of appending", 3);
     run.put(5);
     let ended = run.end();
     ended.assert_kept();
-    assert_lost(&ended, &Lie::Files("-wal"));
-    assert_lost(&ended, &Lie::Directories);
+    ended.assert_lost(&Lie::Files("-wal"));
+    ended.assert_lost(&Lie::Directories);
 }
 
 #[test]
@@ -324,7 +234,7 @@ fn a_power_cut_while_the_log_is_copied_leaves_what_was_acknowledged() {
     run.put(2);
     let ended = run.end();
     ended.assert_kept();
-    assert_lost(&ended, &Lie::Files(".db"));
+    ended.assert_lost(&Lie::Files(".db"));
 }
 
 #[test]

@@ -9,6 +9,7 @@
 //! beginning and compares what comes out with what is really there, byte for byte.
 
 mod image;
+mod judge;
 mod model;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use std::sync::OnceLock;
 use rustix::fs::FlockOperation;
 
 pub use image::{Entry, Image};
+pub use judge::{Index, Judge, Losses, Promise, Way};
 pub use model::{Cut, Kind, Lie};
 
 use crate::preload;
@@ -106,7 +108,8 @@ impl Disk {
         rustix::fs::flock(&file, FlockOperation::LockExclusive).expect("the lock of the notes");
         let mut end = [0; 8];
         let at = if file.read_exact_at(&mut end, 0).is_ok() { u64::from_ne_bytes(end) } else { 8 };
-        let mut note: Vec<u8> = [4, 0, 0, 0, 0, 0, line.len() as u64].iter().flat_map(|n: &u64| n.to_ne_bytes()).collect();
+        let mut note: Vec<u8> =
+            [4, 0, 0, 0, 0, 0, line.len() as u64].iter().flat_map(|n: &u64| n.to_ne_bytes()).collect();
         note.extend_from_slice(line.as_bytes());
         file.write_all_at(&note, at).expect("a note");
         file.write_all_at(&(at + note.len() as u64).to_ne_bytes(), 0).expect("the end of the notes");

@@ -16,7 +16,10 @@ fn watched(program: &str) -> (TestDir, Disk) {
     std::fs::write(root.join("kept"), "old").unwrap();
     let disk = Disk::below(&root, &directory.join("notes"), None);
     let mut command = Command::new(python());
-    command.arg("-c").arg(format!("import ctypes, mmap, os\nnew = os.O_CREAT | os.O_RDWR\n{program}")).current_dir(&root);
+    command
+        .arg("-c")
+        .arg(format!("import ctypes, mmap, os\nnew = os.O_CREAT | os.O_RDWR\n{program}"))
+        .current_dir(&root);
     let done = run(&mut disk.watches(&command), Duration::from_secs(30)).success();
     assert_eq!(done.stderr, "");
     (directory, disk)

@@ -94,7 +94,9 @@ impl Image {
                     let lengths = format!("{} and {} bytes", noted.len(), there.len());
                     return Some(format!("{} differs ({lengths}, first at {at:?})", path.display()));
                 }
-                (_, there) => return Some(format!("{} is {}", path.display(), there.map_or("not there", |_| "another"))),
+                (_, there) => {
+                    return Some(format!("{} is {}", path.display(), there.map_or("not there", |_| "another")));
+                }
             }
         }
         let unknown = real.names.keys().find(|path| !self.names.contains_key(*path));

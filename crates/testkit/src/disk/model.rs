@@ -223,8 +223,10 @@ pub(super) fn cut(history: &History, points: &[usize], lie: &Lie, seed: &mut See
             }
             What::Moved { from, to } => {
                 let moved = state.at(from).unwrap_or_else(|| panic!("{} came from elsewhere", to.1));
-                let edits =
-                    vec![(state.directory(from), from.1.clone(), None), (state.directory(to), to.1.clone(), Some(moved))];
+                let edits = vec![
+                    (state.directory(from), from.1.clone(), None),
+                    (state.directory(to), to.1.clone(), Some(moved)),
+                ];
                 state.change(note.begin, edits);
             }
             What::Exchanged { one, other } => {
