@@ -115,7 +115,7 @@ struct Ended {
 
 impl Ended {
     /// What was acknowledged and must be there. `None` if not even a database is promised.
-    fn promised(&self, answers: &[(u32, String)]) -> Option<Promise<'static>> {
+    fn promised(&self, answers: &[(u32, String)]) -> Option<Promise> {
         let mut answered: HashMap<u32, usize> = HashMap::new();
         let (mut kept, mut excused) = (Vec::new(), false);
         let (mut removed, mut broken) = (false, false);

@@ -160,6 +160,13 @@ impl Disk {
     }
 }
 
+/// The process that a watcher with this number has started.
+pub fn inner(watcher: u32) -> u32 {
+    let path = format!("/proc/{watcher}/task/{watcher}/children");
+    let children = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+    children.split_whitespace().next().and_then(|c| c.parse().ok()).expect("a process that is watched")
+}
+
 fn number(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }

@@ -53,16 +53,16 @@ impl Way {
 }
 
 /// What must be so at a point.
-pub struct Promise<'a> {
+pub struct Promise {
     /// All of these are found.
     pub kept: Vec<String>,
     /// What else is wrong with what was found, in a sentence.
-    pub wrong: Box<dyn Fn(&BTreeSet<String>) -> Option<String> + 'a>,
+    pub wrong: Box<dyn Fn(&BTreeSet<String>) -> Option<String>>,
 }
 
-impl Promise<'_> {
+impl Promise {
     /// All of these are found, and more may be.
-    pub fn of(kept: Vec<String>) -> Promise<'static> {
+    pub fn of(kept: Vec<String>) -> Promise {
         Promise { kept, wrong: Box::new(|_| None) }
     }
 }
@@ -102,7 +102,7 @@ pub struct Judge<'a> {
     /// In which ways.
     pub ways: &'a [Way],
     /// What was promised by these answers. `None` if not even a database was.
-    pub promise: &'a dyn Fn(&[(u32, String)]) -> Option<Promise<'a>>,
+    pub promise: &'a dyn Fn(&[(u32, String)]) -> Option<Promise>,
     /// Opens the image of which this is the main file, and says what is in it. An error is a loss.
     pub open: &'a mut dyn FnMut(&Path, Way) -> Result<BTreeSet<String>, String>,
 }
