@@ -221,3 +221,115 @@ fn a_power_cut_during_a_checkpoint_leaves_every_row_of_another_program() {
         ended.judge(&lie, &[Way::PLAIN], &promise).assert_some(&lie);
     }
 }
+
+#[test]
+fn a_power_cut_during_a_snapshot_leaves_every_row_and_after_it_the_snapshot() {
+    let mut foreign = Foreign::new("crash images of snapshots");
+    let mut python = foreign.open();
+    for round in 0..2 {
+        foreign.write(&mut python, 2);
+        foreign.command(&["snapshot", foreign.path()]).success();
+        foreign.disk.say(&format!("snapshot {round}"));
+    }
+    foreign.write(&mut python, 1);
+    python.quit();
+    let ended = foreign.end();
+    let promise = |answers: &[(u32, String)]| {
+        let mut promised = kept(answers);
+        let taken = answers.iter().rposition(|(_, line)| line.starts_with("snapshot ")).unwrap_or(0);
+        promised.extend(kept(&answers[..taken]).into_iter().map(|key| format!("snapshot {key}")));
+        Some(Promise::of(promised))
+    };
+    ended.assert_kept(&promise);
+    for lie in [Lie::Directories, Lie::Files("-wal")] {
+        ended.judge(&lie, &[Way::PLAIN], &promise).assert_some(&lie);
+    }
+}
+
+#[test]
+fn a_power_cut_after_a_capture_leaves_what_only_a_ghost_had_and_after_the_merge_it_is_in_the_database() {
+    let mut foreign = Foreign::new("crash images of captures");
+    let mut ghost = foreign.open();
+    foreign.write(&mut ghost, 3);
+    foreign.disk.say("removing");
+    let mut remove = Command::new("rm");
+    remove.args([format!("{}-wal", foreign.path()), format!("{}-shm", foreign.path())]);
+    run(&mut foreign.disk.watches(&remove), PATIENCE).success();
+    foreign.write(&mut ghost, 3);
+    let captured = foreign.command(&["retired", "capture", "--all", foreign.path()]).success().json();
+    foreign.disk.say("captured");
+    foreign.kill(ghost);
+    // Another program goes on with what is there.
+    let mut python = foreign.open();
+    python.sql("INSERT INTO t(key) VALUES('of the second generation')").unwrap();
+    foreign.disk.say("kept of the second generation");
+    let list = foreign.command(&["retired", "list", foreign.path()]).success().json();
+    let id = list[0]["id"].as_str().unwrap_or_else(|| panic!("{captured} {list}"));
+    python.quit();
+    foreign.command(&["retired", "merge", id, foreign.path()]).success();
+    foreign.disk.say("merged");
+    let ended = foreign.end();
+    let promise = |answers: &[(u32, String)]| {
+        // The rows that were safe before, and those of the second generation, are not the ghost's.
+        let (ghosts, others): (Vec<_>, Vec<_>) =
+            kept(answers).into_iter().partition(|key| key.parse().is_ok_and(|n: usize| n >= 10));
+        let ghosts = match () {
+            () if said(answers, "merged") || !said(answers, "removing") => ghosts,
+            () if said(answers, "captured") => ghosts.iter().map(|key| format!("captured {key}")).collect(),
+            // Nobody can keep what is in a deleted file alone.
+            () => Vec::new(),
+        };
+        Some(Promise::of([others, ghosts].concat()))
+    };
+    ended.assert_kept(&promise);
+    ended.judge(&Lie::Directories, &[Way::PLAIN], &promise).assert_some(&Lie::Directories);
+}
+
+#[test]
+fn a_power_cut_during_a_restore_leaves_the_old_store_or_the_new_one_and_never_takes_the_old_rows_away() {
+    let mut foreign = Foreign::new("crash images of restores");
+    let source = foreign.around.join("source.db");
+    let mut python = Python::open(&source);
+    python.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, key TEXT UNIQUE, filler TEXT)").unwrap();
+    for n in 0..5 {
+        python.sql(&format!("INSERT INTO t(key, filler) VALUES('new {n}', '{}')", "y".repeat(2000))).unwrap();
+    }
+    python.quit();
+    // A log without anybody, and then somebody who has the database open.
+    let mut python = foreign.open();
+    foreign.write(&mut python, 3);
+    foreign.kill(python);
+    foreign.disk.say("restoring");
+    foreign.command(&["restore", source.to_str().unwrap(), foreign.path()]).success();
+    foreign.disk.say("restored");
+    let mut python = foreign.open();
+    foreign.write(&mut python, 2);
+    foreign.disk.say("restoring");
+    foreign.command(&["restore", source.to_str().unwrap(), foreign.path()]).success();
+    foreign.disk.say("restored");
+    python.quit();
+    let ended = foreign.end();
+    let promise = |answers: &[(u32, String)]| {
+        let lines: Vec<_> = answers.iter().map(|(_, line)| line.as_str()).collect();
+        // What was replaced before is in a snapshot, what is there since the last time is in the database.
+        let replaced = lines.iter().rposition(|l| *l == "restored").unwrap_or(0);
+        let mut present = kept(&answers[replaced..]);
+        if replaced > 0 {
+            present.extend((0..5).map(|n| format!("new {n}")));
+        }
+        let promised: Vec<_> = kept(&answers[..replaced]).into_iter().map(|key| format!("snapshot {key}")).collect();
+        let restoring = lines.iter().rposition(|l| *l == "restoring").is_some_and(|at| at >= replaced && at > 0);
+        if !restoring {
+            return Some(Promise::of([promised, present].concat()));
+        }
+        let wrong = move |found: &BTreeSet<String>| {
+            let old = present.iter().all(|key| found.contains(key));
+            let new = (0..5).all(|n| found.contains(&format!("new {n}")));
+            let saved = present.iter().all(|key| found.contains(&format!("snapshot {key}")));
+            (!old && !(new && saved)).then(|| format!("rows are missing from both: {found:?}"))
+        };
+        Some(Promise { kept: promised, wrong: Box::new(wrong) })
+    };
+    ended.assert_kept(&promise);
+    ended.judge(&Lie::Directories, &[Way::PLAIN], &promise).assert_some(&Lie::Directories);
+}
