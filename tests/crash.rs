@@ -105,7 +105,7 @@ struct Ended {
 impl Ended {
     fn judge(&self, lie: &Lie, ways: &[Way], promise: &dyn Fn(&[(u32, String)]) -> Option<Promise>) -> disk::Losses {
         let mut open = |path: &Path, way: Way| look(path, way);
-        Judge { main: "o.db", ways, promise, open: &mut open }.losses(&self.history, lie, &self.seed)
+        Judge { main: "o.db", beside: true, ways, promise, open: &mut open }.losses(&self.history, lie, &self.seed)
     }
 
     fn assert_kept(&self, promise: &dyn Fn(&[(u32, String)]) -> Option<Promise>) {
@@ -261,7 +261,8 @@ fn a_power_cut_after_a_capture_leaves_what_only_a_ghost_had_and_after_the_merge_
     foreign.kill(ghost);
     // Another program goes on with what is there.
     let mut python = foreign.open();
-    python.sql("INSERT INTO t(key) VALUES('of the second generation')").unwrap();
+    // Its number is not one that the ghost has given to a row of its own.
+    python.sql("INSERT INTO t(id, key) VALUES(1000, 'of the second generation')").unwrap();
     foreign.disk.say("kept of the second generation");
     let list = foreign.command(&["retired", "list", foreign.path()]).success().json();
     let id = list[0]["id"].as_str().unwrap_or_else(|| panic!("{captured} {list}"));

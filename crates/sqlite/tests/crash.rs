@@ -148,7 +148,11 @@ impl Ended {
             found
         };
         let promise = |answers: &[(u32, String)]| self.promised(answers);
-        Judge { main: "s.db", ways, promise: &promise, open: &mut open }.losses(&self.history, lie, &self.seed)
+        Judge { main: "s.db", beside: false, ways, promise: &promise, open: &mut open }.losses(
+            &self.history,
+            lie,
+            &self.seed,
+        )
     }
 
     /// Every image is whole and holds what was promised.

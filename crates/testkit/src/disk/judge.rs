@@ -99,6 +99,8 @@ impl Losses {
 pub struct Judge<'a> {
     /// The path of the main file below the watched directory.
     pub main: &'a str,
+    /// Whether opening without us also looks at what lies in other directories.
+    pub beside: bool,
     /// In which ways.
     pub ways: &'a [Way],
     /// What was promised by these answers. `None` if not even a database was.
@@ -122,16 +124,17 @@ impl Judge<'_> {
                 if image.file(self.main).is_none_or(<[u8]>::is_empty) && promise.kept.is_empty() {
                     continue;
                 }
-                // SQLite alone does not look at what is kept beside the database.
+                // SQLite alone does not look at what is kept beside the database, so many images are equal to it.
                 let mut family = image.clone();
                 family.names.retain(|path, _| path.parent() == Path::new(self.main).parent());
                 let numbers = [family.number(), image.number()];
                 let old = ages.below(cut.indexes.len().max(1) as u64) as usize;
                 for way in self.ways.iter().copied() {
-                    let found = known.entry((numbers[usize::from(way.ours)], way)).or_insert_with(|| {
-                        losses.opened += 1;
-                        self.found(place.path(), image, way, cut, old)
-                    });
+                    let found =
+                        known.entry((numbers[usize::from(way.ours || self.beside)], way)).or_insert_with(|| {
+                            losses.opened += 1;
+                            self.found(place.path(), image, way, cut, old)
+                        });
                     let mut wrong = String::new();
                     match found {
                         Err(e) => wrong.clone_from(e),
