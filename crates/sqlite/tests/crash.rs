@@ -255,3 +255,37 @@ fn a_power_cut_while_removed_logs_are_captured_and_merged_leaves_what_was_acknow
     run.put(1);
     run.end().assert_kept();
 }
+
+#[test]
+fn what_a_power_cut_left_of_the_first_transaction_is_no_reason_to_refuse() {
+    let directory = TestDir::new();
+    let path = directory.join("s.db");
+    // The header of a journal that restores zero pages of 4096 bytes, and a main file without its first sector.
+    let mut journal = vec![0; 512];
+    journal[..8].copy_from_slice(&[0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7]);
+    journal[20..28].copy_from_slice(&[0, 0, 2, 0, 0, 0, 16, 0]);
+    let mut main = vec![0; 4096];
+    main[4000..].fill(7);
+    let mut holder = Holder::start();
+    let order = format!("open {}", path.display());
+    for (head, expected) in [(0, true), (b'n', false)] {
+        // What begins with anything at all is somebody's file, and SQLite would empty it.
+        main[0] = head;
+        std::fs::write(&path, &main).unwrap();
+        std::fs::write(with(&path, "-journal"), &journal).unwrap();
+        let opened = holder.order(&order);
+        assert_eq!(opened.is_ok(), expected, "{opened:?}");
+        if expected {
+            holder.ok("put kept");
+            assert_eq!(holder.ok("count"), "1");
+            holder.ok("leave");
+            std::fs::remove_dir_all(with(&path, ".statehouse")).unwrap();
+            for suffix in ["-wal", "-shm"] {
+                std::fs::remove_file(with(&path, suffix)).unwrap();
+            }
+        } else {
+            assert!(opened.unwrap_err().starts_with("refused_not_database"));
+            assert_eq!(std::fs::read(&path).unwrap(), main, "nothing was changed");
+        }
+    }
+}
