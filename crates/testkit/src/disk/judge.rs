@@ -52,12 +52,19 @@ impl Way {
     ];
 }
 
+/// What is wrong with what was found, in a sentence.
+pub type Wrong = dyn Fn(&BTreeSet<String>) -> Option<String>;
+/// What was promised by these answers.
+pub type Promises<'a> = dyn Fn(&[(u32, String)]) -> Option<Promise> + 'a;
+/// Opens the image of which this is the main file, and says what is in it.
+pub type Opens<'a> = dyn FnMut(&Path, Way) -> Result<BTreeSet<String>, String> + 'a;
+
 /// What must be so at a point.
 pub struct Promise {
     /// All of these are found.
     pub kept: Vec<String>,
     /// What else is wrong with what was found, in a sentence.
-    pub wrong: Box<dyn Fn(&BTreeSet<String>) -> Option<String>>,
+    pub wrong: Box<Wrong>,
 }
 
 impl Promise {
@@ -104,9 +111,9 @@ pub struct Judge<'a> {
     /// In which ways.
     pub ways: &'a [Way],
     /// What was promised by these answers. `None` if not even a database was.
-    pub promise: &'a dyn Fn(&[(u32, String)]) -> Option<Promise>,
+    pub promise: &'a Promises<'a>,
     /// Opens the image of which this is the main file, and says what is in it. An error is a loss.
-    pub open: &'a mut dyn FnMut(&Path, Way) -> Result<BTreeSet<String>, String>,
+    pub open: &'a mut Opens<'a>,
 }
 
 impl Judge<'_> {
