@@ -23,7 +23,7 @@ use std::sync::OnceLock;
 use rustix::fs::FlockOperation;
 
 pub use image::{Entry, Image};
-pub use judge::{Index, Judge, Losses, Promise, Way};
+pub use judge::{Index, Judge, Losses, Opens, Promise, Promises, Way, Wrong};
 pub use model::{Cut, Kind, Lie};
 
 use crate::preload;
