@@ -12,6 +12,7 @@ mod acceptance;
 mod anchor;
 mod bad_input;
 mod cli;
+mod crash;
 mod destroyed;
 mod durability;
 mod health;

@@ -130,6 +130,9 @@ fn order(connections: &mut HashMap<String, Connection>, line: &str) -> Answer {
         }
         "unlock" => sabotage::unlock(rest),
         "shut" => sabotage::shut(rest),
+        // Holds the two locks of the database at this path, or lets go of those that it holds.
+        "anchor" => sabotage::anchor(Some(rest)),
+        "unanchor" => sabotage::anchor(None),
         "accomplice" => sabotage::accomplice(rest),
         // replace NUMBER PATH: what was open by this number is closed, and the file is open by it instead.
         "replace" => replace(first, second),

@@ -108,14 +108,15 @@ fn look(family: &Family) -> Result<(Inspected, bool)> {
         let why = std::io::Error::other("this process has a connection to it, and an anchor must have none");
         return Err(Error::io("anchor", &family.main(), why));
     }
-    let from_log = match headers::check(&inspected)? {
+    let headers = headers::check(&inspected)?;
+    refuse_hot_journal(&inspected)?;
+    let from_log = match headers {
         Headers::Database { header, from_log } => {
             require_wal_mode(family, header)?;
             from_log
         }
         Headers::InUse | Headers::New => return Err(changed(family, Member::Main)),
     };
-    refuse_hot_journal(&inspected)?;
     Ok((inspected, from_log))
 }
 

@@ -30,7 +30,8 @@ const SEARCHED_BYTES: u64 = 16 << 20;
 pub enum Headers {
     /// A connection of this process has the database open, so it was judged when that was opened.
     InUse,
-    /// There is no main file, or an empty one: nothing was created yet.
+    /// There is no main file, or an empty one, or what a power cut left of the transaction that created it: nothing was
+    /// created yet.
     New,
     /// A database. A newer page 1 may be in the log; it is looked for only when the main file has no good one, for a
     /// log may be large and opening must be quick.
@@ -73,6 +74,7 @@ pub fn check(inspected: &Inspected) -> Result<Headers> {
     let page = wal.map(|w| log_page_one(&w)).transpose().map_err(|e| io(Member::Wal, e))?.flatten();
     match page.as_deref().and_then(MainHeader::parse) {
         Some(header) => Ok(Headers::Database { header, from_log: true }),
+        None if was_being_created(inspected, main)? => Ok(Headers::New),
         None => Err(Error::refused(Reason::NotDatabase, family.main(), "its header is not that of SQLite")),
     }
 }
@@ -109,21 +111,38 @@ pub fn in_log(inspected: &Inspected) -> Result<Option<MainHeader>> {
 /// A journal beside an empty main file: harmless when it belongs to the transaction that creates the database (it
 /// restores zero pages), but SQLite deletes any, and the journal of a database that was truncated is all that is left of it.
 fn check_journal_of_empty(inspected: &Inspected) -> Result<()> {
+    match pages_of_journal(inspected)? {
+        None | Some(0) => Ok(()),
+        Some(pages) => Err(Error::refused(
+            Reason::EmptyBesideWal,
+            inspected.family().main(),
+            format!("the journal belongs to a database of {pages} pages"),
+        )),
+    }
+}
+
+/// How many pages a journal that SQLite would play back restores; `None` if there is no such journal.
+fn pages_of_journal(inspected: &Inspected) -> Result<Option<u32>> {
     const MAGIC: [u8; 8] = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
-    let Some(journal) = inspected.get(Member::Journal).filter(|j| j.status.size > 0) else { return Ok(()) };
-    let family = inspected.family();
+    let Some(journal) = inspected.get(Member::Journal).filter(|j| j.status.size > 0) else { return Ok(None) };
     let mut start = [0; 28];
     let whole = open(journal)
         .and_then(|f| f.fill_at(&mut start, 0))
-        .map_err(|e| Error::io("read the header of", &family.path(Member::Journal), e))?;
-    if whole && start.starts_with(&MAGIC) && word(&start, 16) > 0 {
-        return Err(Error::refused(
-            Reason::EmptyBesideWal,
-            family.main(),
-            format!("the journal belongs to a database of {} pages", word(&start, 16)),
-        ));
+        .map_err(|e| Error::io("read the header of", &inspected.family().path(Member::Journal), e))?;
+    Ok((whole && start.starts_with(&MAGIC)).then(|| word(&start, 16)))
+}
+
+/// True if the power failed while the very first transaction was written: the disk has the file's length and not its first
+/// sector, and the journal restores zero pages. SQLite makes the file empty again then.
+fn was_being_created(inspected: &Inspected, main: &Seen) -> Result<bool> {
+    const SECTOR: usize = 512;
+    if inspected.get(Member::Wal).is_some_and(|wal| wal.status.size > 0) || pages_of_journal(inspected)? != Some(0) {
+        return Ok(false);
     }
-    Ok(())
+    let mut first = [0; SECTOR];
+    let whole = open(main).and_then(|f| f.fill_at(&mut first, 0));
+    let whole = whole.map_err(|e| Error::io("read the header of", &inspected.family().main(), e))?;
+    Ok(whole && first == [0; SECTOR])
 }
 
 /// The start of the newest committed page 1 of a log, if it has one.

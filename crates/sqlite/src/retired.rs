@@ -265,12 +265,13 @@ fn copy(source: &Source<'_>, to: &Path) -> Result<()> {
         transactions: made.transactions,
         pages: made.pages,
     };
-    write_text(to, MANIFEST, &manifest)?;
-    output.sync_all().map_err(|e| Error::io("write", to, e))?;
+    // The manifest comes last, for it says that everything else is there: also to whoever opens after a power cut, when a name
+    // may be kept and content that was not flushed is not.
+    output.sync_all().map_err(|e| Error::io("write", &to.join(IMAGE), e))?;
     if !lost.contains(&Member::Main) && checkpoint_was_interrupted(family, generation)? && !has_successor(to) {
         write_text(to, TORN, &generation.main)?;
     }
-    Ok(())
+    write_text(to, MANIFEST, &manifest)
 }
 
 fn copy_log(family: &Family, log: &File, to: &Path) -> Result<File> {

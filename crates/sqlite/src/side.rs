@@ -84,6 +84,10 @@ pub fn subdirectory(
     if made {
         rustix::fs::fchmod(&directory, Mode::RWXU).map_err(|e| Error::io("create", path, e))?;
         inspected.hand_over(directory.as_fd()).map_err(|e| Error::io("create", path, e))?;
+        // Whoever flushes what is put into it relies on its own name, which a power cut would take away with all of it. The
+        // parent may be a descriptor that only names it, so it is opened.
+        let flushed = rustix::fs::openat(parent, ".", DIRECTORY, Mode::empty()).and_then(rustix::fs::fsync);
+        flushed.map_err(|e| Error::io("flush the directory of", path, e))?;
     }
     Ok(directory)
 }

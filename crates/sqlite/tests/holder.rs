@@ -5,6 +5,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use statehouse_testkit::disk::Disk;
 use statehouse_testkit::powercut::Watched;
 use statehouse_testkit::process::Child;
 
@@ -40,6 +41,13 @@ impl Holder {
     /// Started on a disk that can be cut off from its power, with the store open.
     pub(crate) fn watched(watched: &Watched, path: &Path) -> Holder {
         let mut holder = Holder(Child::spawn(watched.arms(&mut Command::new(program()))));
+        holder.ok(&format!("open {}", path.display()));
+        holder
+    }
+
+    /// Started on a disk whose power can fail, with the store open. It is to be stopped by [`Holder::end`].
+    pub(crate) fn on_disk(disk: &Disk, path: &Path) -> Holder {
+        let mut holder = Holder(Child::spawn(&mut disk.watches(&Command::new(program()))));
         holder.ok(&format!("open {}", path.display()));
         holder
     }
@@ -132,6 +140,14 @@ impl Holder {
         for suffix in ["", "-wal", "-shm"] {
             self.ok(&format!("stray {}{suffix}", path.display()));
         }
+    }
+
+    /// Lets it close what is open and come to its end.
+    pub(crate) fn end(mut self) {
+        self.ok("leave");
+        self.0.close_input();
+        let ended = self.0.wait(DEADLINE);
+        assert!(ended.success(), "{ended:?}: {}", self.0.stderr_text());
     }
 
     pub(crate) fn kill(&mut self) {

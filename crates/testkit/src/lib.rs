@@ -16,6 +16,7 @@
     reason = "what fails here fails the test that called it, with a message"
 )]
 
+pub mod disk;
 pub mod home;
 pub mod kernel;
 pub mod need;

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use statehouse_sqlite::{Database, rusqlite};
+use statehouse_sqlite::{Database, Family, rusqlite};
 
 use super::{Answer, owner, put};
 
@@ -220,4 +220,16 @@ fn read_until(database: &Database, stop: &AtomicBool, known: &AtomicI64) -> u64 
 
 fn count(connection: &rusqlite::Connection) -> statehouse_sqlite::Result<i64> {
     Ok(connection.query_row("SELECT count(*) FROM k", [], |r| r.get(0))?)
+}
+
+/// Holds the two locks of the database at `path` in the place of those held before, or none.
+pub(crate) fn anchor(path: Option<&str>) -> Answer {
+    static HELD: std::sync::Mutex<Option<statehouse_sqlite::anchor::Anchor>> = std::sync::Mutex::new(None);
+    let mut held = HELD.lock().map_err(|e| e.to_string())?;
+    *held = None;
+    if let Some(path) = path {
+        let family = Family::of(Path::new(path)).map_err(|e| e.to_string())?;
+        *held = Some(statehouse_sqlite::anchor::hold(&family).map_err(|e| format!("{} {e}", e.code()))?);
+    }
+    Ok(String::new())
 }
