@@ -12,9 +12,9 @@ pub mod error;
 pub mod journal_mode;
 pub mod optimize;
 pub mod policy;
-mod room;
+pub(crate) mod room;
 pub mod vacuum;
-mod whole;
+pub(crate) mod whole;
 
 use std::path::Path;
 use std::time::Instant;
@@ -156,7 +156,7 @@ pub enum Step {
 pub type Watch<'a> = &'a dyn Fn(Step);
 
 /// Milliseconds since `begun`.
-fn ms(begun: Instant) -> f64 {
+pub(crate) fn ms(begun: Instant) -> f64 {
     begun.elapsed().as_secs_f64() * 1000.0
 }
 
@@ -167,7 +167,7 @@ fn size(family: &Family, member: Member) -> Result<u64> {
 }
 
 /// Quotes a name for SQL.
-fn quoted(name: &str) -> String {
+pub(crate) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 

@@ -34,12 +34,13 @@ pub fn forecast(family: &Family) -> Result<Forecast> {
     forecast_with(family, Ours::Refuse, Allowed::default())
 }
 
-/// As [`forecast`] for [`Admission::obtain_beside`](super::Admission::obtain_beside) with a drain.
+/// As [`forecast`] for somebody who drains; with `strangers` for
+/// [`Admission::obtain_beside`](super::Admission::obtain_beside).
 ///
 /// # Errors
 /// As [`forecast`].
-pub fn forecast_beside(family: &Family) -> Result<Forecast> {
-    forecast_with(family, Ours::WillPark, Allowed { force: false, strangers: true })
+pub fn forecast_drained(family: &Family, strangers: bool) -> Result<Forecast> {
+    forecast_with(family, Ours::WillPark, Allowed { force: false, strangers })
 }
 
 fn forecast_with(family: &Family, ours: Ours, allowed: Allowed) -> Result<Forecast> {

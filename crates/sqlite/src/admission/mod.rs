@@ -32,10 +32,10 @@ use crate::holders::{self, Report};
 use crate::{doubt, putback, recovery};
 
 pub use aside::{Aside, AsideError, Seat};
-pub use look::{Forecast, forecast, refuse_first};
+pub use look::{Forecast, forecast, forecast_drained, refuse_first};
+pub use vacant::{Placed, Vacant, forecast_vacant, refuse_own};
 use look::{Allowed, Ours, in_the_way, look_first, refuse_holders};
-pub use look::forecast_beside;
-pub use vacant::{Placed, Vacant};
+
 pub(crate) use members::Entry;
 use pending::Pending;
 use shut::{ASIDE, Shut};

@@ -28,7 +28,7 @@ use std::time::Instant;
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 
-use super::look::{Allowed, Ours, refuse_holders};
+use super::look::{Allowed, Forecast, Ours, refuse_holders};
 use super::pending::Pending;
 use super::shut::Shut;
 use super::{AGAIN, Wanted};
@@ -220,8 +220,24 @@ fn exchange(new: &Path, main: &Path) -> Result<()> {
     exchanged.map_err(|e| Error::io("put in place", main, e))
 }
 
-/// This very process must not have a file of the family open: it would go on with the old one.
-fn refuse_own(inspected: &Inspected) -> Result<()> {
+/// What [`Vacant::obtain`] would be refused for now, with a drain and without force. Touches nothing.
+///
+/// # Errors
+/// When the database or the processes cannot be looked at.
+pub fn forecast_vacant(family: &Family) -> Result<Forecast> {
+    let report = holders::scan(family)?;
+    let refused = secure::inspect_to_replace(family)
+        .and_then(|inspected| refuse_own(&inspected))
+        .and_then(|()| refuse_holders(family, &report, Ours::WillPark, Allowed::default()))
+        .err();
+    Ok(Forecast { report, refused })
+}
+
+/// Refuses when this very process has a file of the family open: it would go on with the old one.
+///
+/// # Errors
+/// [`Reason::Held`].
+pub fn refuse_own(inspected: &Inspected) -> Result<()> {
     let family = inspected.family();
     for member in Member::ALL {
         let Some(seen) = inspected.get(member) else { continue };
