@@ -146,6 +146,21 @@ impl From<statehouse_ops::maintenance::Error> for Failure {
     }
 }
 
+impl From<statehouse_ops::restore::Error> for Failure {
+    fn from(e: statehouse_ops::restore::Error) -> Failure {
+        match e {
+            statehouse_ops::restore::Error::Work(e) => e.into(),
+            e => Failure {
+                exit: if e.is_refusal() { exit::REFUSED } else { exit::FAILED },
+                code: e.code().into(),
+                message: e.to_string(),
+                detail: e.detail(),
+                hint: e.hint().into(),
+            },
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test")]
@@ -193,8 +208,9 @@ mod tests {
         ];
         let store = ["not_found", "invalid", "bad_source"];
         let maintenance = ["no_room", "would_renumber", "wal_only", "undone", "mode_not_taken"];
+        let restore = ["source_damaged", "source_unfit", "same_file", "exists", "unverified"];
         let reasons = Reason::ALL.iter().map(|r| r.code());
-        for code in own.into_iter().chain(database).chain(store).chain(maintenance).chain(reasons) {
+        for code in own.into_iter().chain(database).chain(store).chain(maintenance).chain(restore).chain(reasons) {
             assert!(page.contains(&format!("| `{code}` |")), "{code} is not in docs/contract.md");
         }
     }
