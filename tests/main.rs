@@ -22,5 +22,6 @@ mod modes;
 mod readme;
 mod refusals;
 mod removed;
+mod restore;
 mod situations;
 mod up;

@@ -18,6 +18,7 @@
 
 pub mod home;
 pub mod kernel;
+pub mod killat;
 pub mod need;
 pub mod peers;
 pub mod powercut;

@@ -80,8 +80,7 @@ fn only_here(connection: &Connection, table: &str) -> rusqlite::Result<Option<i6
 
 /// The columns of the primary key in their order; empty for a table that has rowids alone, `None` where a column hides those.
 fn key(connection: &Connection, schema: &str, table: &str) -> rusqlite::Result<Option<Vec<String>>> {
-    let mut statement =
-        connection.prepare("SELECT name, pk FROM pragma_table_info(?1, ?2) ORDER BY pk, cid")?;
+    let mut statement = connection.prepare("SELECT name, pk FROM pragma_table_info(?1, ?2) ORDER BY pk, cid")?;
     let columns: Vec<(String, i64)> =
         statement.query_map([table, schema], |r| Ok((r.get(0)?, r.get(1)?)))?.collect::<rusqlite::Result<_>>()?;
     let key: Vec<String> = columns.iter().filter(|(_, pk)| *pk > 0).map(|(name, _)| name.clone()).collect();

@@ -5,14 +5,13 @@ use std::time::{Duration, Instant};
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, OpenFlags};
 use statehouse_sqlite::admission::Admission;
-use statehouse_sqlite::secure::{self, Purpose};
 use statehouse_sqlite::{Error as DatabaseError, Family, holders, uri};
 
 use super::error::{Error, Result};
 use super::source::Source;
 use super::{Asked, Before, How, Restored, compare, copy, lossy, records, refuse_stranger, rename};
-use crate::maintenance::whole;
 use crate::maintenance::checkpoint;
+use crate::maintenance::whole;
 use crate::progress::Progress;
 
 /// The pause before another try when somebody has the lock.
@@ -60,8 +59,7 @@ fn replace(admission: &Admission, asked: &Asked<'_>, source: &Source) -> Result<
         whole::require(&reader, &family.main())?;
         let tables = compare::compare(Some(&uri(&family.main(), "mode=ro")), source.uri())?;
         refuse_stranger(asked, source, &tables)?;
-        let inspected = secure::inspect(family, Purpose::Own)?;
-        let (id, path) = records::before(&inspected, &reader, asked.watch)?;
+        let (id, path) = records::before(admission, asked.watch)?;
         (asked.before)(&tables);
         (asked.watch)(Progress::Begins { what: "restoring", bytes: Some(source.bytes()) });
         while step(&backup, copy::STEP, patience)? != StepResult::Done {

@@ -190,7 +190,8 @@ fn refuse_itself(found: &Found, family: &Family) -> Result<()> {
     use statehouse_sqlite::Status;
     let identity = |path: &Path| Status::of(path).ok().flatten().map(|s| s.identity);
     let source = identity(found.path());
-    let member = statehouse_sqlite::Member::ALL.into_iter().any(|m| source.is_some() && identity(&family.path(m)) == source);
+    let member =
+        statehouse_sqlite::Member::ALL.into_iter().any(|m| source.is_some() && identity(&family.path(m)) == source);
     if member { Err(Error::SameFile { path: found.path().to_owned() }) } else { Ok(()) }
 }
 
@@ -202,7 +203,8 @@ fn report(family: &Family, done: &Restored) {
         Some(id) => format!("the state before it is the snapshot {id}"),
         None => format!("the files before it are in {}", b.path),
     });
-    let next = before.and_then(|b| b.id.as_ref()).map(|id| format!("to go back: statehouse restore {id} {}", done.path));
+    let next =
+        before.and_then(|b| b.id.as_ref()).map(|id| format!("to go back: statehouse restore {id} {}", done.path));
     let report = Report {
         kind: Kind::Restored,
         role: "restore".to_owned(),

@@ -35,8 +35,8 @@ impl Present {
             Ok(look) => Ok(Present::Readable(Box::new(look))),
             Err(maintenance::Error::Database(DatabaseError::Refused(r))) if is_remedied(r.reason) => {
                 let why = match r.detail.is_empty() {
-                    true => format!("{} {}", r.path.display(), r.reason.sentence()),
-                    false => format!("{} {} ({})", r.path.display(), r.reason.sentence(), r.detail),
+                    true => format!("{}: {}", r.path.display(), r.reason.sentence()),
+                    false => format!("{}: {} ({})", r.path.display(), r.reason.sentence(), r.detail),
                 };
                 Ok(Present::Beyond { inspected: Box::new(inspected), why })
             }
@@ -84,9 +84,7 @@ impl Present {
             Present::Readable(_) => {
                 let forecast = admission::forecast_drained(self.family(), live)?;
                 match &forecast.refused {
-                    Some(e) if e.reason() == Some(Reason::HotJournal) => {
-                        Ok(admission::forecast_vacant(self.family())?)
-                    }
+                    Some(e) if e.reason() == Some(Reason::HotJournal) => Ok(admission::forecast_vacant(self.family())?),
                     _ => Ok(forecast),
                 }
             }

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::Connection;
 use rusqlite::backup::{Backup, StepResult};
-use statehouse_sqlite::secure::Inspected;
+use statehouse_sqlite::admission::Admission;
+use statehouse_sqlite::secure::{self, Purpose};
 use statehouse_sqlite::{Error as DatabaseError, Family, files, immutable, side};
 
 use super::error::{Error, Result};
@@ -30,10 +31,11 @@ pub(crate) fn find(family: &Family, id: &str) -> Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// Copies what `reader` sees into a new snapshot with the reason `before-restore`, and proves that the copy is good.
-pub(crate) fn before(inspected: &Inspected, reader: &Connection, watch: Watch<'_>) -> Result<(String, PathBuf)> {
+/// Copies what is there into a new snapshot with the reason `before-restore`, and proves that the copy is good.
+pub(crate) fn before(admission: &Admission, watch: Watch<'_>) -> Result<(String, PathBuf)> {
     use std::os::fd::AsFd as _;
-    let family = inspected.family();
+    let (family, reader) = (admission.family(), admission.connection());
+    let inspected = &secure::inspect(family, Purpose::Own)?;
     let place = directory(family);
     let side = side::create(inspected)?;
     side::subdirectory(inspected, side.as_fd(), "snapshots", &place)?;

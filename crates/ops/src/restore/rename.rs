@@ -33,7 +33,7 @@ pub(super) fn keep(admission: &Admission, asked: &Asked<'_>, source: &Source) ->
     let connection = admission.connection();
     whole::require(connection, &family.main())?;
     let inspected = secure::inspect(family, Purpose::Own)?;
-    let (id, path) = records::before(&inspected, connection, asked.watch)?;
+    let (id, path) = records::before(admission, asked.watch)?;
     let before = Before { id: Some(id), path: lossy(&path), reason: None };
     // The snapshot is what is there, and can be read by a second connection in whatever mode that is.
     let tables = compare::compare(Some(&uri(&path, "immutable=1")), source.uri())?;
@@ -120,7 +120,8 @@ fn place(vacant: &Vacant, source: &Source, kept: Kept) -> Result<Restored> {
     copy::same(source, &fresh, &before.path)?;
     let mut notes = source.notes.clone();
     if !left.is_empty() {
-        notes.push(format!("still waiting for the replaced main file, end them before they write: {}", left.join("; ")));
+        notes
+            .push(format!("still waiting for the replaced main file, end them before they write: {}", left.join("; ")));
     }
     Ok(Restored {
         source: source.found.name(),

@@ -55,7 +55,9 @@ impl Found {
             Ok(found) if !found.is_dir() && !found.file_type().is_fifo() => Ok(Found::File(path)),
             _ => {
                 let looked = match family {
-                    Some(family) => format!("looked at {} and in {}", path.display(), family.side_directory().display()),
+                    Some(family) => {
+                        format!("looked at {} and in {}", path.display(), family.side_directory().display())
+                    }
                     None => format!("looked at {}", path.display()),
                 };
                 Err(Error::NotFound { asked: text.into_owned(), looked })
@@ -206,7 +208,10 @@ impl Source {
         let other = |found: String| Err(Error::OtherProgram { path: self.found.path().to_owned(), found });
         let id = |n: u32| format!("{n:#010x}");
         if ours && !self.is_ours() {
-            return other(format!("a store of Statehouse belongs there, and its application id is {}", id(self.header.application_id)));
+            return other(format!(
+                "a store of Statehouse belongs there, and its application id is {}",
+                id(self.header.application_id)
+            ));
         }
         if let Some(there) = there
             && there.application_id != self.header.application_id
@@ -216,7 +221,11 @@ impl Source {
         }
         let Some(tables) = tables else { return Ok(()) };
         if !tables.is_empty() && !self.tables.is_empty() && !tables.iter().any(|t| self.tables.contains(t)) {
-            return other(format!("they have no table in common: {} there, {} in the source", some(tables), some(&self.tables)));
+            return other(format!(
+                "they have no table in common: {} there, {} in the source",
+                some(tables),
+                some(&self.tables)
+            ));
         }
         Ok(())
     }

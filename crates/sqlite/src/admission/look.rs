@@ -69,11 +69,7 @@ pub fn refuse_first(family: &Family, wanted: &Wanted<'_>) -> Result<()> {
 /// Looks before anything is touched. Somebody else who is admitted is waited for, and no reason to refuse: he is soon done. He
 /// has files of the database open only while the gate is shut, so whoever is seen again, with the gate open in between, is
 /// somebody else. One who is gone again within a moment, such as a command that only looks, is in nobody's way either.
-pub(super) fn look_first(
-    family: &Family,
-    wanted: &Wanted<'_>,
-    allowed: Allowed,
-) -> Result<(Inspected, Vec<String>)> {
+pub(super) fn look_first(family: &Family, wanted: &Wanted<'_>, allowed: Allowed) -> Result<(Inspected, Vec<String>)> {
     let ours = if wanted.drain.is_some() { Ours::WillPark } else { Ours::Refuse };
     let begun = Instant::now();
     let mut seen: HashMap<_, Instant> = HashMap::new();
@@ -167,12 +163,7 @@ pub(super) fn in_the_way(report: &Report, ours: Ours) -> impl Iterator<Item = &H
 }
 
 /// Refuses for what was seen. Gives back what force overrides.
-pub(super) fn refuse_holders(
-    family: &Family,
-    report: &Report,
-    ours: Ours,
-    allowed: Allowed,
-) -> Result<Vec<String>> {
+pub(super) fn refuse_holders(family: &Family, report: &Report, ours: Ours, allowed: Allowed) -> Result<Vec<String>> {
     let Allowed { force, strangers } = allowed;
     // One that is cut off is in nobody's way. But until it has kept what it had, its rows are the main file as it is and the log
     // that it has, and work on the main file would destroy them.

@@ -32,9 +32,9 @@ use crate::holders::{self, Report};
 use crate::{doubt, putback, recovery};
 
 pub use aside::{Aside, AsideError, Seat};
+use look::{Allowed, Ours, in_the_way, look_first, refuse_holders};
 pub use look::{Forecast, forecast, forecast_drained, refuse_first};
 pub use vacant::{Placed, Vacant, forecast_vacant, refuse_own};
-use look::{Allowed, Ours, in_the_way, look_first, refuse_holders};
 
 pub(crate) use members::Entry;
 use pending::Pending;

@@ -93,8 +93,7 @@ impl Vacant {
         wanted: &Wanted<'_>,
         mut overridden: Vec<String>,
     ) -> Result<Vacant> {
-        let recovery =
-            recovery::was_taken(family).then(|| recovery::exclusive(family, wanted.patience)).transpose()?;
+        let recovery = recovery::was_taken(family).then(|| recovery::exclusive(family, wanted.patience)).transpose()?;
         let begun = Instant::now();
         loop {
             match refuse(family, Ours::MustBeGone { kept_out: false }, wanted) {
@@ -151,7 +150,8 @@ impl Vacant {
     pub fn place(&self, new: &Path, aside: &Path) -> Result<Placed> {
         let family = self.inspected.family();
         let io = |action, path: &Path, e: std::io::Error| Error::io(action, path, e);
-        let identity = |path: &Path| Status::of(path).map_err(|e| io("look at", path, e)).map(|s| s.map(|s| s.identity));
+        let identity =
+            |path: &Path| Status::of(path).map_err(|e| io("look at", path, e)).map(|s| s.map(|s| s.identity));
         let Some(made) = identity(new)? else {
             return Err(io("look at", new, std::io::ErrorKind::NotFound.into()));
         };
@@ -198,9 +198,8 @@ impl Vacant {
         let begun = Instant::now();
         loop {
             let report = holders::scan(self.inspected.family())?;
-            let has = |h: &&Holder| {
-                !h.is_self && h.files.iter().any(|f| (f.device, f.inode) == (old.device, old.inode))
-            };
+            let has =
+                |h: &&Holder| !h.is_self && h.files.iter().any(|f| (f.device, f.inode) == (old.device, old.inode));
             let late: Vec<String> = report.holders.iter().filter(has).map(super::look::name).collect();
             if late.is_empty() || begun.elapsed() >= PATIENCE {
                 return Ok(late);
