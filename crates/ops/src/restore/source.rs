@@ -134,7 +134,10 @@ impl Source {
             let hint = "Nothing was changed. Copy the file and its journal, open the copy with its own program, which rolls that back, and restore from the copy.";
             return Err(Error::SourceUnfit { path, found, hint });
         }
-        headers::check(&inspected)?;
+        // From here on the process has it open, and only the connection tells.
+        let Headers::Database { header, .. } = headers::check(&inspected)? else {
+            return Err(DatabaseError::refused(Reason::NotDatabase, path, "its header cannot be read").into());
+        };
         let held = holders::scan(&family)?.holders.iter().any(|h| h.files.iter().any(|f| f.member != Member::Journal));
         let damaged = |e: maintenance::Error| match e {
             maintenance::Error::Unsound { path, found } => Error::SourceDamaged { path, found },
@@ -147,11 +150,15 @@ impl Source {
         // The first read fixes what all that follow see.
         attached.execute_batch("BEGIN")?;
         whole::require_as(&attached, &path, Closely::Full).map_err(damaged)?;
-        let header = match headers::check(&inspected)? {
-            Headers::Database { header, .. } => headers::in_log(&inspected)?.unwrap_or(header),
-            Headers::New | Headers::InUse => {
-                return Err(DatabaseError::refused(Reason::NotDatabase, path, "its header cannot be read").into());
-            }
+        // The newest header may be in the log alone.
+        let number = |name: &str| attached.pragma_query_value(None, name, |r| r.get::<_, u32>(0));
+        let header = MainHeader {
+            page_size: number("page_size")?,
+            application_id: attached
+                .pragma_query_value(None, "application_id", |r| r.get::<_, i32>(0))?
+                .cast_unsigned(),
+            user_version: attached.pragma_query_value(None, "user_version", |r| r.get::<_, i32>(0))?.cast_unsigned(),
+            ..header
         };
         let pages: i64 = attached.pragma_query_value(None, "page_count", |r| r.get(0))?;
         let rows = Rows::count(&attached, |_| true)?;
