@@ -10,10 +10,12 @@ use serde_json::{Value, json};
 use statehouse_ops::restore::{Asked, run};
 use statehouse_sessions::{OpenMode, SqliteStore, Store as _};
 use statehouse_sqlite::admission::Wanted;
-use statehouse_testkit::{Child, Home, Snapshot, until};
+use statehouse_testkit::killat::run_killed;
+use statehouse_testkit::{Child, Home, Seed, Snapshot, until};
 
 use super::sql;
-use crate::house::{Client, PATIENCE, Up, answer, cli, error_code, furnished, messages};
+use crate::house::{Client, PATIENCE, Up, answer, cli, error_code, furnished, integrity, messages, statehouse};
+use crate::maintenance::Member;
 
 /// A copy of the store as a fresh process sees it.
 fn copy_of(home: &Home, name: &str) -> std::path::PathBuf {
@@ -112,6 +114,66 @@ fn a_destroyed_store_is_restored_and_opens_again() {
     Client::new(up.url("gateway"), &home.token()).talk("first", "2", "goes on");
     assert!(messages(&home).iter().any(|(_, _, text)| text == "in the copy"));
     up.stop();
+}
+
+#[test]
+fn a_store_that_was_destroyed_under_a_house_that_is_still_up_is_restored_and_the_house_goes_on() {
+    let home = Home::new();
+    let up = Up::start(&home, |_| {});
+    let client = Client::new(up.url("gateway"), &home.token());
+    client.talk("first", "1", "in the copy");
+    let copy = copy_of(&home, "copy.db");
+    fs::OpenOptions::new().write(true).open(home.store()).unwrap().set_len(0).unwrap();
+    let side = home.store().with_file_name("state.db.statehouse");
+    until("the mark", PATIENCE, || side.join("destroyed.json").exists());
+    assert_ne!(client.message("first", "x", "not now").unwrap().status, 200, "the control");
+    answer(&home, ["restore", copy.to_str().unwrap()]);
+    let took = || client.message("first", "2", "goes on").is_ok_and(|answered| answered.status == 200);
+    until("the house goes on", PATIENCE, took);
+    assert!(messages(&home).iter().any(|(_, _, text)| text == "in the copy"));
+    up.stop();
+}
+
+#[test]
+fn a_restore_that_is_killed_under_members_leaves_the_store_whole_and_they_go_on() {
+    let mut seed = Seed::of_run("restore killed under members");
+    let home = furnished(Home::new());
+    sql(&home.store(), &["CREATE TABLE big(id INTEGER PRIMARY KEY, b)"]);
+    let copy = copy_of(&home, "copy.db");
+    let fill = "INSERT INTO big WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i<400) SELECT i, randomblob(2000) FROM n";
+    sql(&copy, &[fill]);
+    let mut members: Vec<Member> = (0..2).map(|n| Member::of(&home.store(), n)).collect();
+    let command = statehouse(&home, ["restore", copy.to_str().unwrap(), "--json"]);
+    let notes = home.around().join("seen");
+    let (mut step, mut first, mut killed) = (1, 0, 0);
+    for round in 0.. {
+        // The first runs to its end, and says how many points there are.
+        let n = if round == 0 { 0 } else { first + (round - 1) * step };
+        if round > 0 && n > 0 && killed >= 20 {
+            break;
+        }
+        let run = run_killed(&command, n, &notes);
+        if round == 0 {
+            assert_eq!(run.finished.code(), 0, "{run:#?}");
+            step = (run.at / 20).max(1);
+            first = 1 + seed.below(step);
+        } else if run.call.is_none() {
+            break;
+        }
+        killed += u64::from(run.call.is_some());
+        // Each restore takes their table away with the rest, and they write into whatever is there.
+        let rows = &sql(&home.store(), &["SELECT count(*), count(DISTINCT id) FROM big"])[0];
+        assert!([json!([0, 0]), json!([400, 400])].contains(rows), "killed before {run:?}: {rows}");
+        sql(&home.store(), &["CREATE TABLE IF NOT EXISTS note(t)"]);
+        for member in &mut members {
+            member.send();
+            member.settle();
+        }
+        assert_eq!(integrity(&home.store()).as_deref().unwrap_or("ok"), "ok", "killed before {run:?}");
+        sql(&home.store(), &["DELETE FROM big"]);
+    }
+    assert!(killed >= 15, "{killed}");
+    assert_eq!(answer(&home, ["verify", "--write"])["healthy"], true);
 }
 
 #[test]

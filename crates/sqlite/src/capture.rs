@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::captures::{self, IMAGE, LOG, MANIFEST, MERGED, UNREADABLE};
+use crate::captures::{self, IMAGE, LOG, MANIFEST, MERGED, OVERTAKEN, UNREADABLE};
 use crate::error::{Error, Result};
 use crate::family::{Family, Generation, Member};
 use crate::files;
@@ -83,6 +83,11 @@ impl Capture {
     /// True if every row of it is in the database.
     pub fn is_merged(&self) -> bool {
         self.place.join(MERGED).exists()
+    }
+
+    /// True if another content was put in the place of its database since, so that nobody merges it by itself any more.
+    pub fn is_overtaken(&self) -> bool {
+        self.place.join(OVERTAKEN).exists()
     }
 
     /// True if it cannot be merged by itself.

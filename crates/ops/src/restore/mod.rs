@@ -31,9 +31,10 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
+use statehouse_sessions::{OpenMode, SqliteStore, Store as _};
 use statehouse_sqlite::admission::{Admission, Vacant, Wanted};
 use statehouse_sqlite::incidents::{self, Kind, Outcome, Report};
-use statehouse_sqlite::{Error as DatabaseError, Family, Reason};
+use statehouse_sqlite::{Error as DatabaseError, Family, Reason, capture};
 
 use crate::maintenance::{self, ms};
 use crate::progress::Watch;
@@ -122,10 +123,15 @@ pub struct Restored {
 pub fn run(asked: &Asked<'_>) -> Result<Restored> {
     let begun = Instant::now();
     let family = Family::of(asked.path)?;
-    let present = Present::of(&family)?;
+    let mut present = Present::of(&family)?;
     let found = Found::of(asked.source, Some(&family))?;
     refuse_itself(&found, &family)?;
     present.refuse_first(&asked.wanted, None)?;
+    // The image of a capture that is taken over is gone after that; and where it is what is restored, its rows are there anyhow.
+    let is_capture = matches!(found, Found::Capture(..));
+    if !is_capture && present.ours() && take_over(&family, asked.wanted.patience)? {
+        present = Present::of(&family)?;
+    }
     let source = Source::verified(found, asked.scratch, asked.wanted.patience)?;
     permitted(asked, source.fits(present.header(), None, asked.ours || present.ours()))?;
     present.refuse_first(&asked.wanted, Some(&source))?;
@@ -170,6 +176,19 @@ fn put(asked: &Asked<'_>, family: &Family, present: &Present, source: &Source) -
         }
     };
     rename::beyond(Vacant::obtain(family, wanted)?, asked, source, &why)
+}
+
+/// Lets a store of ours take over the rows that only captures have, as its next opener would: else that would bring them, and
+/// with them most of what is replaced here, into the restored content. What cannot be opened takes over nothing.
+fn take_over(family: &Family, patience: std::time::Duration) -> Result<bool> {
+    let waits = |c: &capture::Capture| !c.is_merged() && !c.is_unreadable() && !c.is_overtaken() && c.image().is_some();
+    if !capture::list(family)?.iter().any(waits) {
+        return Ok(false);
+    }
+    let mode = OpenMode { patience, ..OpenMode::existing() };
+    let Ok(store) = SqliteStore::open(&family.main(), "restore", mode) else { return Ok(false) };
+    store.close();
+    Ok(true)
 }
 
 /// What force overrides of what a source is.

@@ -19,6 +19,8 @@ pub(super) struct Kept {
     before: Before,
     tables: Tables,
     new: PathBuf,
+    /// Where the old files go, if that is there already.
+    aside: Option<PathBuf>,
 }
 
 impl Kept {
@@ -40,7 +42,7 @@ pub(super) fn keep(admission: &Admission, asked: &Asked<'_>, source: &Source) ->
     refuse_stranger(asked, source, &tables)?;
     let mode: String = connection.pragma_query_value(None, "journal_mode", |r| r.get(0))?;
     let new = stage(&inspected, asked, source, mode == "wal")?;
-    Ok(Kept { before, tables, new })
+    Ok(Kept { before, tables, new, aside: None })
 }
 
 /// Puts the new file in the place of a database that can be read.
@@ -58,7 +60,7 @@ pub(super) fn beyond(vacant: Vacant, asked: &Asked<'_>, source: &Source, why: &s
     let tables = compare::compare(None, source.uri())?;
     (asked.before)(&tables);
     let before = Before { id: None, path: String::new(), reason: Some(why.to_owned()) };
-    place(&vacant, source, Kept { before, tables, new })
+    place(&vacant, source, Kept { before, tables, new, aside: None })
 }
 
 /// As [`beyond`] beside the journal of an interrupted transaction. All files are copied, then SQLite rolls the transaction
@@ -76,7 +78,7 @@ pub(super) fn interrupted(vacant: Vacant, asked: &Asked<'_>, source: &Source) ->
     refuse_stranger(asked, source, &tables)?;
     (asked.before)(&tables);
     let before = Before { id: None, path: String::new(), reason: Some(why) };
-    place(&vacant, source, Kept { before, tables, new })
+    place(&vacant, source, Kept { before, tables, new, aside: Some(copies) })
 }
 
 /// Whether what belongs there has a log.
@@ -106,9 +108,9 @@ fn clear(new: &std::path::Path) {
 }
 
 fn place(vacant: &Vacant, source: &Source, kept: Kept) -> Result<Restored> {
-    let Kept { mut before, tables, new } = kept;
+    let Kept { mut before, tables, new, aside } = kept;
     let family = vacant.inspected().family();
-    let aside = vacant.aside()?;
+    let aside = aside.map_or_else(|| vacant.aside(), Ok)?;
     if before.id.is_none() {
         before.path = lossy(&aside);
     }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use rusqlite::Connection;
 use statehouse_sessions::sqlite::{APPLICATION_ID, SessionsSchema};
 use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
+use statehouse_sqlite::holders::Standing;
 use statehouse_sqlite::secure::{self, Purpose};
 use statehouse_sqlite::{Error as DatabaseError, Family, Member, Reason, Schema as _, capture, holders};
 
@@ -123,6 +124,9 @@ impl Source {
     }
 
     /// Opens it and looks at all of it.
+    ///
+    /// # Errors
+    /// What makes it unfit, with nothing changed.
     pub(crate) fn verified(found: Found, scratch: &Path, patience: Duration) -> Result<Source> {
         let path = found.path().to_owned();
         let family = Family::to_look_at(&path)?;
@@ -138,7 +142,18 @@ impl Source {
         let Headers::Database { header, .. } = headers::check(&inspected)? else {
             return Err(DatabaseError::refused(Reason::NotDatabase, path, "its header cannot be read").into());
         };
-        let held = holders::scan(&family)?.holders.iter().any(|h| h.files.iter().any(|f| f.member != Member::Journal));
+        let report = holders::scan(&family)?;
+        if let Some(naked) = report.holders.iter().find(|h| h.naked && !h.fenced) {
+            // Opening it could cut the shared index off under that process.
+            let pid = naked.pid.map_or_else(|| "a process".to_owned(), |pid| format!("PID {pid}"));
+            let detail = format!("{pid}; to stop it: {}", naked.stop);
+            return Err(DatabaseError::refused(Reason::HeldNaked, path, detail).into());
+        }
+        let ghost = report.holders.iter().find(|h| h.ghost && !h.fenced).map(|h| {
+            let pid = h.pid.map_or_else(|| "a process".to_owned(), |pid| format!("PID {pid}"));
+            format!("{pid} writes into deleted or replaced files of the source; what it has there is not restored")
+        });
+        let held = report.holders.iter().any(|h| h.files.iter().any(|f| f.generation == Standing::Current));
         let damaged = |e: maintenance::Error| match e {
             maintenance::Error::Unsound { path, found } => Error::SourceDamaged { path, found },
             maintenance::Error::Database(DatabaseError::Damaged { detail }) => {
@@ -170,7 +185,7 @@ impl Source {
             rows,
             tables,
             older_schema: false,
-            notes: Vec::new(),
+            notes: ghost.into_iter().collect(),
             attached,
         };
         source.judge(&path, hot(Member::Wal))?;

@@ -11,8 +11,8 @@
 //!    has been emptied and its journal rolled back before (by whoever calls [`Vacant::place`]), so from here on the old main file
 //!    is the whole old database. Where it was not, the old main file was no whole database before, and everything that
 //!    belonged to it lies in one directory.
-//! 3. The new file takes the place of the old one in one step (`RENAME_EXCHANGE`), or, where there was none, by a rename that
-//!    replaces nothing. No log or journal of another lies at its side at that moment, nor at any later one.
+//! 3. The new file takes the place of the old one in one step (`RENAME_EXCHANGE`; where the file system does not have
+//!    that, the old one is copied and replaced by a rename), or, where there was none, by a rename that replaces nothing. No log or journal of another lies at its side at that moment, nor at any later one.
 //! 4. The directory is flushed. The old main file is moved to what else was moved aside.
 //!
 //! Killed before step 3 the old main file is in its place, after it the new one; neither is ever beside a log that is not its
@@ -32,7 +32,7 @@ use super::look::{Allowed, Forecast, Ours, refuse_holders};
 use super::pending::Pending;
 use super::shut::Shut;
 use super::{AGAIN, Wanted};
-use crate::captures::{self, SUCCEEDED};
+use crate::captures::{self, OVERTAKEN, SUCCEEDED};
 use crate::error::{Error, Reason, Result};
 use crate::family::{Family, Identity, Member, Status};
 use crate::holders::{self, Evidence, Holder};
@@ -171,10 +171,11 @@ impl Vacant {
         }
         captures::sync_directory(aside)?;
         captures::sync_directory(family.directory())?;
-        if old.is_some() {
-            exchange(new, &family.main())?;
-        } else if !putback::rename_new(new, &family.main())? {
-            return Err(Error::refused(Reason::Changed, family.main(), "another file appeared in its place"));
+        match old {
+            Some(_) if exchange(new, &family.main())? => {}
+            Some(_) => self.replace(new, aside)?,
+            None if putback::rename_new(new, &family.main())? => {}
+            None => return Err(Error::refused(Reason::Changed, family.main(), "another file appeared in its place")),
         }
         captures::sync_directory(family.directory())?;
         if old.is_some() && new.exists() {
@@ -183,12 +184,27 @@ impl Vacant {
             captures::sync_directory(aside)?;
         }
         destroyed::set_aside(family, aside)?;
-        // Nothing that was captured before belongs to this main file: neither its log nor its place.
+        // Nothing that was captured before belongs to this main file: neither its log, nor its place, nor its rows.
+        for capture in captures::unmerged(family) {
+            captures::mark(&capture, OVERTAKEN)?;
+        }
         for capture in captures::complete(&captures::directory(family)) {
             captures::mark(&capture, SUCCEEDED)?;
         }
         let left = self.wait_for_late(old)?;
         Ok(Placed { main: made, aside: aside.to_owned(), moved, left })
+    }
+
+    /// Puts the new file over the old one, which is copied first: a second name for it, even for a moment, would be a second hard
+    /// link if this process were killed then.
+    fn replace(&self, new: &Path, aside: &Path) -> Result<()> {
+        let main = self.inspected.family().main();
+        if let Some(seen) = self.inspected.get(Member::Main) {
+            let file = files::open(&seen.magic_path()).map_err(|e| Error::io("read", &main, e))?;
+            captures::copy_file(&file, &main, &aside.join("main.replaced"))?;
+            captures::sync_directory(aside)?;
+        }
+        rustix::fs::renameat(CWD, new, CWD, &main).map_err(|e| Error::io("put in place", &main, e))
     }
 
     /// Waits a moment for strangers who opened the old main file in the last moment.
@@ -209,14 +225,13 @@ impl Vacant {
     }
 }
 
-/// Both names change what they lead to in one step. Where the file system cannot do that, the new file replaces the old one,
-/// whose content its owner has copied before.
-fn exchange(new: &Path, main: &Path) -> Result<()> {
-    let exchanged = match rustix::fs::renameat_with(CWD, new, CWD, main, RenameFlags::EXCHANGE) {
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => rustix::fs::renameat(CWD, new, CWD, main),
-        exchanged => exchanged,
-    };
-    exchanged.map_err(|e| Error::io("put in place", main, e))
+/// Both names change what they lead to in one step; false where the file system cannot do that.
+fn exchange(new: &Path, main: &Path) -> Result<bool> {
+    match rustix::fs::renameat_with(CWD, new, CWD, main, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(true),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Ok(false),
+        Err(e) => Err(Error::io("put in place", main, e)),
+    }
 }
 
 /// What [`Vacant::obtain`] would be refused for now, with a drain and without force. Touches nothing.
