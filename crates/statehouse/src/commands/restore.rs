@@ -109,20 +109,19 @@ fn text(r: &Restored) -> String {
         _ => format!("{} was restored from the {} {}\n", escape_line(&r.path), r.kind, escape_line(&r.source)),
     };
     out.push_str(&rows(&r.tables));
-    match &r.before {
-        Some(before) => match &before.id {
-            Some(id) => out.push_str(&format!(
+    if let Some(before) = &r.before {
+        out.push_str(&match &before.id {
+            Some(id) => format!(
                 "the state before it is the snapshot {0}; to go back: statehouse restore {0} {1}\n",
                 escape_line(id),
                 escape_line(&r.path)
-            )),
-            None => out.push_str(&format!(
+            ),
+            None => format!(
                 "there is no snapshot of the state before it, because {}; its files are in {}\n",
                 escape_line(before.reason.as_deref().unwrap_or_default()),
                 escape_line(&before.path)
-            )),
-        },
-        None => {}
+            ),
+        });
     }
     if !r.held_by.is_empty() {
         out.push_str(&format!("in use by {}\n", escape_line(&r.held_by.join("; "))));
