@@ -9,8 +9,9 @@ use std::path::Path;
 use serde::Serialize;
 use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
-use statehouse_sqlite::{Family, Generation, Member, Result, files, filesystem, incidents, members, rusqlite};
+use statehouse_sqlite::{Family, Generation, Member, Result, files, filesystem, members, rusqlite};
 
+use crate::incidents;
 use crate::maintenance::policy::Memory;
 
 /// The document of `statehouse status`.
@@ -97,7 +98,7 @@ pub fn status(path: &Path, application_id: i32) -> Result<StatusDocument> {
         generation: inspected.generation(),
         members: members::list(&family)?,
         last_snapshot: None,
-        incidents_open: incidents::count_open(&family)?,
+        incidents_open: incidents::open(&family)?.0,
         maintenance: Memory::read(&family),
         version: env!("CARGO_PKG_VERSION"),
     })

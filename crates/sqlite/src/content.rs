@@ -61,9 +61,9 @@ impl Content {
         Err(error)
     }
 
-    /// Which making of the index this process has used.
-    pub(crate) fn making(&self) -> Option<u32> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).index.map(|i| i.making)
+    /// What the index said when a look last found everything whole.
+    pub(crate) fn index(&self) -> Option<Index> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).index
     }
 
     /// The index as the last look found it.

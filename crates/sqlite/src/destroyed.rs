@@ -18,6 +18,7 @@ use crate::error::{Destruction, Error, Reason, Result};
 use crate::family::{Family, Generation, Identity, Member, Status, is_too_long};
 use crate::headers::{Headers, Journal};
 use crate::index::{HEAD_BYTES, MAKING_AT, REGION_BYTES};
+use crate::reassemble::Account;
 use crate::wal::ReadAt;
 use crate::{captures, files, headers, ofd, retired, secure};
 
@@ -49,6 +50,9 @@ pub struct Mark {
     /// that is there no more.
     #[serde(default)]
     pub replaced_by: Option<Identity>,
+    /// What could be put together of it, and what is lost.
+    #[serde(default)]
+    pub account: Option<Account>,
 }
 
 /// The file that says that a database was destroyed.
@@ -108,6 +112,7 @@ fn lying(family: &Family) -> Result<Option<Mark>> {
         evidence: None,
         missing: None,
         replaced_by: None,
+        account: None,
     })))
 }
 
@@ -122,7 +127,8 @@ pub fn refuse(family: &Family) -> Result<()> {
         (Some(place), Some(why)) => format!("what could be copied is in {}; {why}", place.display()),
         (None, why) => format!("nothing is copied: {}", why.as_deref().unwrap_or("it is not known why")),
     };
-    Err(Error::refused(Reason::Destroyed, family.main(), format!("{} {evidence}", mark.sentence)))
+    let account = mark.account.map(|a| format!("; {}", a.sentence())).unwrap_or_default();
+    Err(Error::refused(Reason::Destroyed, family.main(), format!("{} {evidence}{account}", mark.sentence)))
 }
 
 /// Refuses a main file that is not even one of a database in WAL mode. SQLite would change its mode, and that is a write.
@@ -161,10 +167,23 @@ pub(crate) fn keep(family: &Family, generation: &Generation, destruction: &Destr
         evidence,
         missing: copied.err().map(|e| e.to_string()),
         replaced_by: None,
+        account: None,
     };
+    write(family, &mark)
+}
+
+/// Adds to the mark what was put together. To be called with the exclusive side of the recovery lock.
+pub(crate) fn put_together(family: &Family, account: &Account) -> Result<()> {
+    let Some(mark) = mark(family)? else { return Ok(()) };
+    // The mark is short; the inventory is beside the new file.
+    let account = Account { expected: Default::default(), ..account.clone() };
+    write(family, &Mark { account: Some(account), ..mark })
+}
+
+fn write(family: &Family, mark: &Mark) -> Result<()> {
     let path = mark_path(family);
-    let text = serde_json::to_vec_pretty(&mark).map_err(|e| Error::io("write", &path, std::io::Error::from(e)))?;
-    if mark.evidence.is_some() {
+    let text = serde_json::to_vec_pretty(mark).map_err(|e| Error::io("write", &path, std::io::Error::from(e)))?;
+    if let Some(place) = &mark.evidence {
         // Beside the copies too, for the mark is removed one day.
         let _ = files::replace(&place.join(MARK), &text);
     }

@@ -82,9 +82,19 @@ impl Record {
         self.content.check(&self.family, &self.generation, index, statuses)
     }
 
+    /// What the index says now; `None` if it says nothing at this moment.
+    pub(crate) fn index(&self) -> Option<Index> {
+        self.generation.shm.and_then(|shm| Index::read(&OpenFile(shm)).ok()?)
+    }
+
     /// Which making of the index this process has used.
     pub(crate) fn making(&self) -> Option<u32> {
-        self.content.making()
+        self.seen().map(|index| index.making)
+    }
+
+    /// What the index said when a look last found everything whole.
+    pub(crate) fn seen(&self) -> Option<Index> {
+        self.content.index()
     }
 
     /// As [`Record::check`], after SQLite has said that the content is damaged: looks further than each commit can afford.

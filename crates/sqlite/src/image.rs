@@ -4,10 +4,9 @@
 //! and SQLite pairs files by name. The image is a plain file in rollback mode, so it opens with `immutable=1` and
 //! leaves no trace.
 
-use std::collections::BTreeMap;
 use std::io;
 
-use crate::wal::{Frame, Frames, Header, ReadAt, read_again, valid_page_size, word};
+use crate::wal::{Contents, ReadAt, Upto, read_again, valid_page_size, word};
 
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
@@ -98,36 +97,14 @@ pub enum ImageError {
         /// The claimed size.
         pages: u32,
     },
-}
-
-/// What the log contributes.
-#[derive(Default)]
-struct Log {
-    header: Option<Header>,
-    pages: BTreeMap<u32, Frame>,
-    size: u32,
-    frames: u64,
-    transactions: u64,
-}
-
-fn read_log(wal: &dyn ReadAt) -> io::Result<Log> {
-    let mut log = Log::default();
-    let Some(header) = Header::read(wal)? else { return Ok(log) };
-    let mut frames = Frames::new(wal, header);
-    let mut pending = Vec::new();
-    while let Some(frame) = frames.next()? {
-        pending.push(frame);
-        if frame.commit != 0 {
-            log.pages.extend(pending.drain(..).map(|f| (f.page, f)));
-            log.size = frame.commit;
-            log.frames = frame.index + 1;
-            log.transactions += 1;
-            log.header = Some(header);
-        }
-    }
-    // A transaction that made the database smaller leaves frames of pages that are gone.
-    let _ = log.pages.split_off(&log.size.saturating_add(1));
-    Ok(log)
+    /// The log has fewer transactions than were asked for.
+    #[error("the log holds {there} transactions, not {asked}")]
+    NoCommit {
+        /// The transaction that was asked for.
+        asked: u64,
+        /// How many there are.
+        there: u64,
+    },
 }
 
 /// Writes the database as of the log's last commit to `output`: the pages of the main file, those of the log over them,
@@ -139,7 +116,23 @@ fn read_log(wal: &dyn ReadAt) -> io::Result<Log> {
 /// # Errors
 /// [`ImageError`].
 pub fn overlay(main: &dyn ReadAt, wal: &dyn ReadAt, output: &mut dyn Sink) -> Result<Image, ImageError> {
-    let log = read_log(wal)?;
+    overlay_at(main, wal, Upto::Last, output)
+}
+
+/// As [`overlay`], as of any transaction of the log.
+///
+/// The main file must not have pages of later ones, or they are in the image: [`crate::wal::lacking`] tells how many of the
+/// log's transactions it contains already, and an image is right from that one on.
+///
+/// # Errors
+/// [`ImageError`].
+pub fn overlay_at(main: &dyn ReadAt, wal: &dyn ReadAt, upto: Upto, output: &mut dyn Sink) -> Result<Image, ImageError> {
+    let log = Contents::read(wal, upto)?;
+    if let Upto::Commit(asked) = upto
+        && asked > log.transactions
+    {
+        return Err(ImageError::NoCommit { asked, there: log.transactions });
+    }
     let page_size = match &log.header {
         Some(header) => header.page_size,
         None => main_page_size(main)?.ok_or(ImageError::NotDatabase)?,

@@ -23,6 +23,7 @@ const PARKING: Duration = Duration::from_millis(300);
 const AGAIN: Duration = Duration::from_millis(5);
 
 pub(crate) fn run(shared: &Shared) {
+    copy_what_nobody_remembers(shared);
     while shared.signals.wait() {
         // The writer registers anew when somebody has removed the record: without one this process looks like a stranger. And it
         // takes its place anew when somebody has removed that file: without one it would never hear that it shall park.
@@ -43,6 +44,16 @@ pub(crate) fn run(shared: &Shared) {
                 why => why.again(),
             });
         }
+    }
+}
+
+/// What was in the log when the index was made from it is in nobody's memory. Until it is copied, and the index says so, it
+/// would be lost if somebody destroyed the log.
+fn copy_what_nobody_remembers(shared: &Shared) {
+    let index = shared.gate.record().index();
+    if index.is_some_and(|i| i.copied == 0 && i.attempted > 0) {
+        // If it does not succeed, the first checkpoint that does copies it as well.
+        let _ = checkpoint(shared);
     }
 }
 

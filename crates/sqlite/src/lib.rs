@@ -17,6 +17,7 @@ pub mod family;
 pub mod header;
 pub mod holders;
 pub mod image;
+pub mod pages;
 pub mod wal;
 mod words;
 
@@ -87,11 +88,17 @@ mod putback;
 #[cfg(target_os = "linux")]
 mod readers;
 #[cfg(target_os = "linux")]
+pub mod reassemble;
+#[cfg(target_os = "linux")]
 mod recovery;
+#[cfg(target_os = "linux")]
+mod remembered;
 #[cfg(target_os = "linux")]
 pub mod resident;
 #[cfg(target_os = "linux")]
 mod retired;
+#[cfg(target_os = "linux")]
+pub mod salvage;
 #[cfg(target_os = "linux")]
 pub mod secure;
 #[cfg(target_os = "linux")]

@@ -1,5 +1,6 @@
 //! How to open a database, what its owner knows of the content, and what a handle tells of itself.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -117,4 +118,32 @@ pub trait Schema: Send + Sync {
     /// # Errors
     /// Anything; the transaction is rolled back.
     fn merge(&self, transaction: &Connection, retired: &Connection) -> Result<u64, Failure>;
+
+    /// Gives rows that refer to what nobody has any more something to refer to, or takes the reference away, so that all
+    /// constraints hold. Runs inside a write transaction on a database that was put together after a loss.
+    ///
+    /// # Errors
+    /// Anything; the transaction is rolled back.
+    fn adopt(&self, transaction: &Connection) -> Result<(), Failure> {
+        let _ = transaction;
+        Ok(())
+    }
+
+    /// How much there must be of each thing, by what `image` itself says: after a loss it is compared with what is there.
+    ///
+    /// # Errors
+    /// What SQLite answered.
+    fn inventory(&self, image: &Connection) -> Result<BTreeMap<String, u64>> {
+        let _ = image;
+        Ok(BTreeMap::new())
+    }
+
+    /// What of an inventory is not in a database, a sentence each, as exactly as it is known.
+    ///
+    /// # Errors
+    /// What SQLite answered.
+    fn missing(&self, database: &Connection, expected: &BTreeMap<String, u64>) -> Result<Vec<String>> {
+        let _ = (database, expected);
+        Ok(Vec::new())
+    }
 }

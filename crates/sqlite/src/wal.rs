@@ -4,7 +4,15 @@
 //! No length is trusted: a log ends where the first frame is that its salts and its running checksum do not prove, as
 //! SQLite itself decides it. The format: <https://www.sqlite.org/fileformat2.html#the_write_ahead_log>.
 
+mod contents;
+mod lacking;
+mod transactions;
+
 use std::io;
+
+pub use contents::{Contents, Upto};
+pub use lacking::{Lacking, lacking};
+pub use transactions::{Extent, Transaction, Transactions};
 
 /// Bytes of the header of a log.
 pub const HEADER_BYTES: u64 = 32;

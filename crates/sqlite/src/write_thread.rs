@@ -9,19 +9,25 @@ use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
-use crate::error::{Error, Result};
+use crate::error::{Destruction, Error, Result};
 use crate::family::Member;
 use crate::flush::Committer;
 use crate::generation::Record;
+use crate::incidents::Story;
 use crate::keeper;
 use crate::members::{self, Registration};
 use crate::opening::{self, Opened};
 use crate::options::Event;
+use crate::reassemble::Destroyed;
+use crate::remembered::Remembered;
 use crate::retired::Kept;
 use crate::shared::{RETRY, Shared};
 use crate::turnstile::Turnstile;
 use crate::writer;
-use crate::{captures, destroyed, doubt, heal, incidents, park, proof, putback, recovery, retired, secure, side};
+use crate::{
+    captures, destroyed, doubt, flush, heal, incidents, park, proof, putback, reassemble, recovery, retired, secure,
+    side,
+};
 
 /// How long a recovery waits for the reads of its own process at a time. It holds a lock meanwhile that others want.
 const READS_END: Duration = Duration::from_millis(600);
@@ -45,10 +51,12 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
     let mut held = Held::new(shared, opened);
     while shared.queue.next() {
         let goes_on = if shared.gate.fenced() {
-            if heal::goes_on(&shared.gate, &shared.options) {
-                continue;
-            }
+            let recorded = match heal::goes_on(&shared.gate, &shared.options) {
+                heal::Verdict::GoesOn => continue,
+                heal::Verdict::CutOff { recorded } => recorded,
+            };
             if let Some(why) = shared.gate.cause() {
+                held.story = Some(shared.begin_story(&held.record, &why, recorded));
                 shared.options.tell(&Event::Fenced { cause: why.to_string() });
             }
             held.fenced_since = Instant::now();
@@ -60,7 +68,7 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
             // It costs others time when this process is not known, and nothing else.
             let _ = held.register_again(shared);
             let _ = shared.entry.stay(&shared.family);
-            if let Err(e) = turn(shared, &turnstile, &held) {
+            if let Err(e) = turn(shared, &turnstile, &mut held) {
                 shared.gate.fence(e);
             }
             continue;
@@ -75,9 +83,24 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
     }
     if !held.parked {
         rescue(shared, &mut held);
+        leave(shared, &mut held);
     }
     drop(held);
     shared.queue.abandon();
+}
+
+/// Has what this process wrote copied into the main file, for when it has ended nobody remembers it any more. Whoever is in
+/// the way does so soon.
+fn leave(shared: &Shared, held: &mut Held) {
+    held.memory.forget(held.record.index());
+    if held.memory.is_empty() || shared.gate.fenced() {
+        return;
+    }
+    if let (Some(connection), Ok(_lock)) = (&held.connection, recovery::try_shared(&shared.family))
+        && shared.gate.check().is_ok()
+    {
+        let _ = flush::copy_beside_readers(connection);
+    }
 }
 
 /// Before the last descriptor is closed: what was acknowledged may be in files that somebody has removed a moment ago, and
@@ -86,8 +109,14 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
 fn rescue(shared: &Shared, held: &mut Held) {
     let begun = Instant::now();
     while !held.is_safe(shared) && (shared.gate.fenced() || shared.gate.check().is_err()) {
-        let Err(why) = recover(shared, held) else { return };
+        if held.story.is_none() {
+            held.story = shared.gate.cause().map(|why| shared.begin_story(&held.record, &why, None));
+        }
+        let Err(why) = recover(shared, held) else { return shared.end_story(held.story.take()) };
         if held.is_safe(shared) {
+            if let Some(story) = held.story.take() {
+                let _ = story.kept(&shared.family);
+            }
             return;
         }
         if begun.elapsed() >= shared.options.patience.min(RESCUE) {
@@ -109,7 +138,9 @@ fn last_resort(shared: &Shared, held: &mut Held, why: Error) {
     let kept = side::make_again(family).and_then(|_| recovery::exclusive(family, LAST_WAIT)).and_then(|_lock| {
         retired::make_room(family, capture).or_else(|_| retired::keep_log(family, generation, &lost))
     });
+    let story = held.story.take();
     if kept.is_ok() {
+        drop(story.map(|story| story.kept(family)));
         return;
     }
     *shared.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.again());
@@ -119,13 +150,15 @@ fn last_resort(shared: &Shared, held: &mut Held, why: Error) {
             Ok(place) => format!("{why}; a copy of the log is left in {}", place.display()),
             Err(_) => why.to_string(),
         };
+        let what = format!("up to {transactions} transactions of a log that has no name any more: {cause}");
+        drop(story.map(|story| story.lost(family, what)));
         shared.options.tell(&Event::Lost { cause, transactions });
     }
 }
 
 /// Tries until the handle goes on; false when it is to be closed before that.
 fn reopen(shared: &Shared, held: &mut Held) -> bool {
-    let mut told = None;
+    let mut told_of = None;
     loop {
         let recovered = recover(shared, held);
         if recovered.is_err() {
@@ -135,9 +168,11 @@ fn reopen(shared: &Shared, held: &mut Held) -> bool {
         }
         match recovered {
             Ok(()) => {
-                let _ = incidents::close_own(&shared.family);
                 shared.options.tell(&Event::Reopened);
                 shared.queue.rouse();
+                // Nobody waits for that any more.
+                shared.end_story(held.story.take());
+                let _ = incidents::close_own(&shared.family, &shared.options.role);
                 return true;
             }
             Err(_) if shared.queue.stopping() => return false,
@@ -147,9 +182,13 @@ fn reopen(shared: &Shared, held: &mut Held) -> bool {
                 }
                 // The same obstacle is told once, not four times a second.
                 let cause = e.to_string();
-                if told.as_ref() != Some(&cause) {
+                if told_of.as_ref() != Some(&cause) {
+                    if let Some(story) = &mut held.story {
+                        story.tell(format!("cannot open the database again yet: {cause}"));
+                        let _ = story.write(&shared.family);
+                    }
                     shared.options.tell(&Event::NotReopened { cause: cause.clone() });
-                    told = Some(cause);
+                    told_of = Some(cause);
                 }
                 shared.queue.pause(RETRY);
             }
@@ -158,25 +197,26 @@ fn reopen(shared: &Shared, held: &mut Held) -> bool {
 }
 
 /// Waits for this process's turn and commits what has gathered by then.
-fn turn(shared: &Shared, turnstile: &Turnstile, held: &Held) -> Result<()> {
-    let Some(connection) = &held.connection else { return Ok(()) };
+fn turn(shared: &Shared, turnstile: &Turnstile, held: &mut Held) -> Result<()> {
+    let Held { connection: Some(connection), record, memory, .. } = held else { return Ok(()) };
     if !shared.queue.has_work() {
         return Ok(());
     }
     let turn = turnstile.enter()?;
     let mut batch = shared.queue.take();
-    let (gate, queue, options) = (&shared.gate, &shared.queue, &shared.options);
-    match writer::commit(connection, &held.record, &mut batch) {
-        Ok(()) if keeper::log_is_long(shared) => {
-            writer::acknowledge(connection, gate, &held.record, queue, options, batch);
+    let (gate, queue, options, signals) = (&shared.gate, &shared.queue, &shared.options, &shared.signals);
+    let writing = writer::Writing { connection, record, gate, queue, options, signals };
+    match writer::commit(&writing, &mut batch) {
+        Ok(span) if keeper::log_is_long(shared) => {
+            writer::acknowledge(&writing, memory, batch, span);
             keeper::finish(shared);
         }
-        Ok(()) => {
+        Ok(span) => {
             // The next process goes on while this one flushes and wakes up those who wait.
             drop(turn);
-            writer::acknowledge(connection, gate, &held.record, queue, options, batch);
+            writer::acknowledge(&writing, memory, batch, span);
         }
-        Err(e) => writer::recover(connection, gate, &held.record, queue, options, batch, e),
+        Err(e) => writer::recover(&writing, memory, batch, e),
     }
     Ok(())
 }
@@ -196,8 +236,14 @@ pub(crate) struct Held {
     kept: Option<Kept>,
     /// What was destroyed in place was kept and marked.
     marked: bool,
+    /// The writes that only the log has.
+    memory: Remembered,
+    /// What this process knew was added to what was put together.
+    told: bool,
     /// Everything is closed for the sake of structural work.
     parked: bool,
+    /// What is told beside the database of being cut off, until the handle goes on.
+    story: Option<Story>,
     member: Registration,
 }
 
@@ -218,7 +264,10 @@ impl Held {
             unflushed: false,
             kept: None,
             marked: false,
+            memory: Remembered::default(),
+            told: false,
             parked: false,
+            story: None,
             member,
         }
     }
@@ -290,6 +339,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         held.marked = !held.marked || destroyed::mark(family)?.is_some();
         if held.marked {
             destroyed::keep(family, &held.record.generation(), destruction)?;
+            put_together(shared, held, destruction)?;
         }
     }
     let considerate = held.fenced_since.elapsed() < CONSIDERATE;
@@ -300,6 +350,11 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         retired::capture(family, held.record.generation(), &lost, connection)?;
         held.kept = retired::keep(family, held.record.generation())?;
         held.captured = true;
+        if let Some(story) = &mut held.story {
+            // Under the lock, so that of several processes one tells after the other.
+            story.captured(family);
+            let _ = story.write(family);
+        }
     }
     if let Some(kept) = held.kept.as_ref().filter(|_| lost.contains(&Member::Main)) {
         // The main file may have been removed after the log, and the capture too; else this does nothing.
@@ -308,7 +363,11 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     close_readers(shared)?;
     held.unflushed |= held.connection.take().is_some_and(|c| c.owes());
     putback::move_aside(family, held.record.generation(), &lost)?;
+    let missing = captures::main_is_missing(family)?;
     if putback::main_file(family, considerate)? {
+        if let Some(story) = held.story.as_mut().filter(|_| missing) {
+            story.did("put the main file back at its path, from what was captured");
+        }
         if lost.contains(&Member::Wal) {
             putback::move_headless_log(family)?;
         }
@@ -350,10 +409,37 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         doubt::settle(family, &opened.connection)?;
     }
     let record = opened.record.clone();
-    *held = Held::new(shared, opened);
+    let story = held.story.take();
+    *held = Held { story, ..Held::new(shared, opened) };
     shared.readers.admit();
     shared.gate.reopen(record);
     Ok(())
+}
+
+/// Adds what this process still has of a destroyed database to what is put together of it. Each process does so once. What
+/// keeps it from it, a full disk for example, is written into the mark: trying again and again would keep the disk full.
+fn put_together(shared: &Shared, held: &mut Held, destruction: &Destruction) -> Result<()> {
+    let family = &shared.family;
+    let Some(evidence) = destroyed::mark(family)?.and_then(|mark| mark.evidence).filter(|_| !held.told) else {
+        return Ok(());
+    };
+    let generation = held.record.generation();
+    let index = held.record.seen();
+    let what = Destroyed { family, generation: &generation, destruction, evidence: &evidence, index };
+    let account = reassemble::put_together(&what, &shared.options, &held.memory).unwrap_or_else(|e| {
+        let why = format!("what PID {} still had could not be added: {e}", std::process::id());
+        let mut account = reassemble::account(&evidence).unwrap_or_default();
+        account.lost.push(why.clone());
+        account.unusable.push(why);
+        account
+    });
+    if let Some(story) = &mut held.story {
+        story.put_together(&account, held.memory.len());
+        let _ = story.write(family);
+    }
+    held.told = true;
+    held.memory.clear();
+    destroyed::put_together(family, &account)
 }
 
 /// Closes every connection of this handle but the writer's.

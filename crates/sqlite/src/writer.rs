@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,8 @@ use crate::flush::Committer;
 use crate::gate::Gate;
 use crate::generation::Record;
 use crate::options::Options;
+use crate::remembered::{Again, Remembered, Span};
+use crate::signals::Signals;
 use crate::ticket::Answer;
 use crate::{busy, doubt, heal};
 
@@ -31,8 +34,8 @@ const ATTEMPTS: u32 = 5;
 pub(crate) trait Request: Send {
     /// Runs the closure and keeps its value.
     fn run(&mut self, connection: &Connection) -> Result<(), Failure>;
-    /// Gives the kept value, or the error.
-    fn answer(self: Box<Self>, outcome: Result<()>);
+    /// Gives the kept value, or the error. What can be run once more is given back.
+    fn answer(self: Box<Self>, outcome: Result<()>) -> Box<dyn Again>;
     /// True when nobody waits any more.
     fn abandoned(&self) -> bool;
 }
@@ -52,22 +55,36 @@ impl<T, F> Typed<T, F> {
 impl<T, F> Request for Typed<T, F>
 where
     T: Send,
-    F: Fn(&Connection) -> Result<T, Failure> + Send,
+    F: Fn(&Connection) -> Result<T, Failure> + Send + 'static,
 {
     fn run(&mut self, connection: &Connection) -> Result<(), Failure> {
         // A panic in one request must not take the writer away from all others.
-        let run = catch_unwind(AssertUnwindSafe(|| (self.request)(connection)));
-        self.value = Some(run.unwrap_or_else(|_| Err(Failure::Abort("a write request panicked".into())))?);
+        self.value = Some(run_caught(&self.request, connection)?);
         Ok(())
     }
 
-    fn answer(self: Box<Self>, outcome: Result<()>) {
-        let Typed { value, answer, .. } = *self;
+    fn answer(self: Box<Self>, outcome: Result<()>) -> Box<dyn Again> {
+        let Typed { request, value, answer } = *self;
         answer.give(outcome.and_then(|()| value.ok_or(Error::Closed)));
+        Box::new(Answered(request))
     }
 
     fn abandoned(&self) -> bool {
         self.answer.abandoned()
+    }
+}
+
+fn run_caught<T>(request: &impl Fn(&Connection) -> Result<T, Failure>, on: &Connection) -> Result<T, Failure> {
+    let run = catch_unwind(AssertUnwindSafe(|| request(on)));
+    run.unwrap_or_else(|_| Err(Failure::Abort("a write request panicked".into())))
+}
+
+/// A request that nobody waits for any more.
+struct Answered<F>(F);
+
+impl<T, F: Fn(&Connection) -> Result<T, Failure> + Send> Again for Answered<F> {
+    fn again(&self, connection: &Connection) -> Result<(), Failure> {
+        run_caught(&self.0, connection).map(drop)
     }
 }
 
@@ -86,12 +103,15 @@ impl Queued {
         self.request.abandoned() || self.since.elapsed() > self.patience
     }
 
-    fn answer(self, outcome: Result<()>) {
+    /// Gives the answer. A request that was kept is given back.
+    fn answer(self, outcome: Result<()>) -> Option<Box<dyn Again>> {
         let outcome = match (outcome, self.refusal) {
             (Ok(()), Some(refusal)) => Err(refusal),
             (outcome, _) => outcome,
         };
-        self.request.answer(outcome);
+        let kept = outcome.is_ok();
+        let again = self.request.answer(outcome);
+        kept.then_some(again)
     }
 
     fn give_up(self, holder: Option<String>) {
@@ -228,20 +248,31 @@ impl Queue {
     }
 }
 
-fn answer(batch: Vec<Queued>, outcome: &Result<()>) {
+fn answer(batch: Vec<Queued>, why: &Error) {
     for queued in batch {
-        queued.answer(match outcome {
-            Ok(()) => Ok(()),
-            Err(e) => Err(e.again()),
-        });
+        queued.answer(Err(why.again()));
     }
+}
+
+/// What a commit is made with.
+pub(crate) struct Writing<'a> {
+    pub(crate) connection: &'a Committer,
+    pub(crate) record: &'a Record,
+    pub(crate) gate: &'a Gate,
+    pub(crate) queue: &'a Queue,
+    pub(crate) options: &'a Options,
+    pub(crate) signals: &'a Signals,
 }
 
 /// Makes one commit of the whole batch, in the generation that the paths name when it begins, and flushes nothing. Needs
 /// the turn.
-pub(crate) fn commit(connection: &Committer, record: &Record, batch: &mut Vec<Queued>) -> Result<()> {
+///
+/// Returns the frames that it made, if that can be told.
+pub(crate) fn commit(writing: &Writing<'_>, batch: &mut Vec<Queued>) -> Result<Option<Span>> {
+    let Writing { connection, record, .. } = *writing;
     record.check()?;
     begin(connection, record, batch)?;
+    let before = record.index();
     // With an index that was cut off meanwhile the statements may have read pages that are older than the last commit, and
     // what was made from them must not become a commit.
     let done = statements(connection, batch).and_then(|()| record.check()).and_then(|()| Ok(connection.commit()?));
@@ -249,22 +280,17 @@ pub(crate) fn commit(connection: &Committer, record: &Record, batch: &mut Vec<Qu
         // If even this fails the connection still has its transaction, and the next BEGIN says so.
         let _ = connection.execute_batch("ROLLBACK");
     }
-    done
+    let last = u32::try_from(writing.signals.frames.load(Ordering::Relaxed)).unwrap_or(0);
+    done.map(|()| Span::of_commit(before, record.index(), last))
 }
 
 /// Makes the commit durable and answers those who wait for it, if the paths still name the generation that it went to;
 /// otherwise fences the handle and has them run anew. Needs no turn, and both take longer than the commit.
-pub(crate) fn acknowledge(
-    connection: &Committer,
-    gate: &Gate,
-    record: &Record,
-    queue: &Queue,
-    options: &Options,
-    batch: Vec<Queued>,
-) {
+pub(crate) fn acknowledge(writing: &Writing<'_>, memory: &mut Remembered, batch: Vec<Queued>, span: Option<Span>) {
+    let Writing { connection, gate, record, queue, options, .. } = *writing;
     if let Err(e) = make_durable(connection, record.family()) {
         // Not run anew: everybody can see the commit, and a request that is no new row by its id would count twice.
-        answer(batch, &Err(e.again()));
+        answer(batch, &e);
         return gate.fence(e);
     }
     let looked = match record.check() {
@@ -273,7 +299,10 @@ pub(crate) fn acknowledge(
         looked => looked,
     };
     match looked {
-        Ok(()) => answer(batch, &Ok(())),
+        Ok(()) => {
+            memory.forget(record.index());
+            memory.keep(span, batch.into_iter().filter_map(|queued| queued.answer(Ok(()))).collect());
+        }
         Err(e) => fence(gate, queue, batch, e),
     }
 }
@@ -290,15 +319,8 @@ fn make_durable(connection: &Committer, family: &Family) -> Result<()> {
 }
 
 /// Deals with a batch whose commit failed. Needs the turn.
-pub(crate) fn recover(
-    connection: &Committer,
-    gate: &Gate,
-    record: &Record,
-    queue: &Queue,
-    options: &Options,
-    mut batch: Vec<Queued>,
-    why: Error,
-) {
+pub(crate) fn recover(writing: &Writing<'_>, memory: &mut Remembered, mut batch: Vec<Queued>, why: Error) {
+    let Writing { gate, record, queue, .. } = *writing;
     // What SQLite finds damaged may have been destroyed by somebody else just now.
     let why = match why {
         Error::Damaged { .. } => record.search().err().unwrap_or(why),
@@ -308,15 +330,15 @@ pub(crate) fn recover(
         return fence(gate, queue, batch, why);
     }
     if batch.len() == 1 {
-        return answer(batch, &Err(why));
+        return answer(batch, &why);
     }
     // One request can make a commit impossible for all, for example by filling the disk: each for itself.
     while !batch.is_empty() {
         let rest = batch.split_off(1);
-        match commit(connection, record, &mut batch) {
-            Ok(()) => acknowledge(connection, gate, record, queue, options, batch),
+        match commit(writing, &mut batch) {
+            Ok(span) => acknowledge(writing, memory, batch, span),
             Err(e) if e.poisons() => fence(gate, queue, batch, e),
-            Err(e) => answer(batch, &Err(e)),
+            Err(e) => answer(batch, &e),
         }
         if gate.fenced() {
             return queue.put_back(rest);
@@ -334,7 +356,7 @@ fn fence(gate: &Gate, queue: &Queue, mut batch: Vec<Queued>, why: Error) {
     let forever = why.needs_a_person();
     let (spent, again): (Vec<_>, Vec<_>) = batch.into_iter().partition(|q| forever || q.attempts >= ATTEMPTS);
     queue.put_back(again);
-    answer(spent, &Err(why.again()));
+    answer(spent, &why);
     gate.fence(why);
 }
 

@@ -443,7 +443,7 @@ fn a_handle_that_is_closed_on_a_full_volume_says_that_the_removed_log_is_lost() 
     // It comes by another pipe than the answer.
     until("it says what is lost", SOON, || {
         let events = holder.events();
-        events.contains("Lost {") && events.contains("transactions: 6")
+        events.contains("Lost {") && events.contains("transactions: 5")
     });
 }
 

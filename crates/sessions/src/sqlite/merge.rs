@@ -163,6 +163,26 @@ fn messages(live: &Connection, retired: &Connection) -> Result<u64, Failure> {
     Ok(taken)
 }
 
+/// Messages, turns and sums whose conversation is lost get one that says so; what only refers to something that is lost goes.
+pub(super) fn adopt(live: &Connection) -> Result<(), Failure> {
+    live.execute_batch(
+        "UPDATE session SET prompt_hash = NULL WHERE prompt_hash NOT IN (SELECT hash FROM prompt);
+         UPDATE turn SET reply_id = NULL WHERE reply_id NOT IN (SELECT id FROM message);
+         DELETE FROM turn WHERE message_id NOT IN (SELECT id FROM message);
+         DELETE FROM delivery WHERE turn_id NOT IN (SELECT id FROM turn);
+         DELETE FROM lease WHERE turn_id NOT IN (SELECT id FROM turn);
+         DELETE FROM occurrence WHERE job_id NOT IN (SELECT id FROM job);
+         INSERT OR IGNORE INTO session(id, title, source, started_at, last_active_at, messages, last_seq, updated_at)
+           SELECT session_id, 'recovered', 'recovered', min(created_at), max(created_at), count(*), max(seq), max(created_at)
+           FROM message WHERE session_id NOT IN (SELECT id FROM session) GROUP BY session_id;
+         DELETE FROM session_extra WHERE session_id NOT IN (SELECT id FROM session);
+         DELETE FROM route WHERE session_id NOT IN (SELECT id FROM session);
+         DELETE FROM usage WHERE session_id NOT IN (SELECT id FROM session);
+         DELETE FROM lease WHERE session_id NOT IN (SELECT id FROM session);",
+    )?;
+    Ok(())
+}
+
 /// A turn as far as the two images can differ about it.
 struct Progress {
     state: TurnState,

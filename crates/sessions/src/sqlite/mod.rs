@@ -7,6 +7,7 @@
 mod changes;
 mod conversations;
 pub(crate) mod imported;
+mod inventory;
 mod jobs;
 mod merge;
 mod rows;

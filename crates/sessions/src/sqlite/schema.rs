@@ -5,11 +5,13 @@
 //! refuses a store that it would damage, and goes on using one that only gained something it can ignore.
 //! A settled store is opened with reads alone: [`Schema::current`] answers yes and nothing else happens.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use rusqlite::{Connection, OptionalExtension, params};
 use statehouse_sqlite::{Error, Failure, Reason, Result, Schema};
 
+use super::inventory;
 use crate::types::Micros;
 
 /// What the header of our databases carries as `application_id`: the letters `StHs`.
@@ -134,6 +136,18 @@ impl Schema for SessionsSchema {
 
     fn merge(&self, transaction: &Connection, retired: &Connection) -> Result<u64, Failure> {
         super::merge::merge(transaction, retired)
+    }
+
+    fn adopt(&self, transaction: &Connection) -> Result<(), Failure> {
+        super::merge::adopt(transaction)
+    }
+
+    fn inventory(&self, image: &Connection) -> Result<BTreeMap<String, u64>> {
+        inventory::of(image)
+    }
+
+    fn missing(&self, database: &Connection, expected: &BTreeMap<String, u64>) -> Result<Vec<String>> {
+        inventory::missing(database, expected)
     }
 }
 

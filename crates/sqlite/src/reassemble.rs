@@ -1,0 +1,192 @@
+//! Putting together what is left of a database that was destroyed in place, in a new file beside the evidence.
+//!
+//! Four places may still have rows: the files that were not destroyed, what is left of the one that was, the newest snapshot
+//! that was proved good, and the memory of the processes that wrote ([`crate::remembered`]). None of them is changed. The first
+//! process that notices makes the new file, `rebuilt.captured`, from the files; each one adds what it remembers. All of it
+//! happens with the exclusive side of the recovery lock held, so they come one after the other.
+//!
+//! What is lost is told by two accounts, both written to `account.json`:
+//! * *by frames*: which frames of the log no file and nobody's memory has. None, and nothing that was acknowledged is lost with
+//!   the log;
+//! * *by rows*: the owner of the content knows from each source what there must be ([`crate::Schema::inventory`]), and what of that is
+//!   not in the new file ([`crate::Schema::missing`]).
+//!
+//! Nothing is put in the place of the database: what a person wants to go on with is theirs to say.
+
+mod sources;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use rusqlite::{Connection, OpenFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Destruction, Error, Result};
+use crate::family::{Family, Generation, Member};
+use crate::files;
+use crate::index::Index;
+use crate::options::Options;
+use crate::remembered::{Remembered, uncovered};
+
+const ACCOUNT: &str = "account.json";
+const LONGEST: u64 = 16 << 20;
+
+/// What was put together, and what is lost.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Account {
+    /// The new file; `None` if nothing could be put together.
+    pub rebuilt: Option<PathBuf>,
+    /// True if SQLite finds it whole.
+    pub verified: bool,
+    /// What it was made of, in words.
+    pub sources: Vec<String>,
+    /// What could not be used, and why.
+    pub unusable: Vec<String>,
+    /// Frames of the log that were committed and not in the main file, the first and the last; `None` if that is not known or
+    /// the log was not what was destroyed.
+    pub at_risk: Option<(u32, u32)>,
+    /// Which of them some process still knew the content of.
+    pub remembered: Vec<(u32, u32)>,
+    /// How many acknowledged writes were run once more.
+    pub run_again: u64,
+    /// How many of these did not succeed.
+    pub failed: u64,
+    /// What there must be, by what the sources say.
+    pub expected: BTreeMap<String, u64>,
+    /// What is lost, a sentence each; empty if nothing is.
+    pub lost: Vec<String>,
+    /// True if `lost` is the whole truth: nothing that was acknowledged can be missing beside it.
+    pub complete: bool,
+}
+
+/// What the files of one handle are that were destroyed under it.
+pub(crate) struct Destroyed<'a> {
+    pub(crate) family: &'a Family,
+    pub(crate) generation: &'a Generation,
+    pub(crate) destruction: &'a Destruction,
+    /// Where the copies of what was whole are.
+    pub(crate) evidence: &'a Path,
+    /// What the index said when it was seen last.
+    pub(crate) index: Option<Index>,
+}
+
+/// Makes the new file if there is none, and adds what this process remembers. Returns the account as it is then.
+pub(crate) fn put_together(what: &Destroyed<'_>, options: &Options, memory: &Remembered) -> Result<Account> {
+    let path = what.evidence.join(ACCOUNT);
+    let mut account = match read(&path) {
+        Some(account) => account,
+        None => sources::put_together(what, options.schema.as_deref())?,
+    };
+    if let Some(rebuilt) = account.rebuilt.clone() {
+        add(&rebuilt, what, options, memory, &mut account)?;
+    }
+    conclude(what, &mut account);
+    let text = serde_json::to_vec_pretty(&account).map_err(|e| Error::io("write", &path, std::io::Error::from(e)))?;
+    files::replace(&path, &text).map_err(|e| Error::io("write", &path, e))?;
+    Ok(account)
+}
+
+fn read(path: &Path) -> Option<Account> {
+    serde_json::from_str(&files::read_to_string(path, LONGEST).ok()?).ok()
+}
+
+/// Frames that only the log had, if it is the log that was destroyed.
+fn at_risk(what: &Destroyed<'_>) -> Option<(u32, u32)> {
+    let (frames, copied) = what.destruction.frames.zip(what.destruction.copied)?;
+    (what.destruction.member == Member::Wal).then_some((copied.saturating_add(1), frames))
+}
+
+fn connect(path: &Path) -> Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+        | OpenFlags::SQLITE_OPEN_NOFOLLOW
+        | OpenFlags::SQLITE_OPEN_EXRESCODE
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    for (name, value) in [("mmap_size", 0), ("foreign_keys", 1), ("trusted_schema", 0), ("cell_size_check", 1)] {
+        connection.pragma_update(None, name, value)?;
+    }
+    Ok(connection)
+}
+
+/// Runs what this process remembers, checks the whole file, and asks what is missing in it.
+fn add(
+    rebuilt: &Path,
+    what: &Destroyed<'_>,
+    options: &Options,
+    memory: &Remembered,
+    account: &mut Account,
+) -> Result<()> {
+    let connection = connect(rebuilt)?;
+    connection.execute_batch("BEGIN IMMEDIATE")?;
+    if let Some(schema) = &options.schema
+        && !schema.current(&connection)?
+    {
+        // A store that was just made may have its tables in the log alone.
+        schema.migrate(&connection)?;
+    }
+    let (run, failed) = memory.run(&connection)?;
+    connection.execute_batch("COMMIT")?;
+    account.run_again += run;
+    account.failed += failed;
+    if let Some(index) = what.index {
+        account.remembered.extend(memory.spans(index.salts));
+    }
+    let verdict: String = connection.query_row("PRAGMA integrity_check(1)", [], |r| r.get(0))?;
+    account.verified = verdict == "ok";
+    if !account.verified {
+        account.unusable.push(format!("what was put together: {verdict}"));
+    }
+    account.lost = match &options.schema {
+        Some(schema) => schema.missing(&connection, &account.expected)?,
+        None => Vec::new(),
+    };
+    drop(connection);
+    let file = files::open(rebuilt).map_err(|e| Error::io("open", rebuilt, e))?;
+    file.sync_all().map_err(|e| Error::io("flush", rebuilt, e))
+}
+
+/// Says what is lost beside the rows that are known by name, and whether that is the whole truth.
+fn conclude(what: &Destroyed<'_>, account: &mut Account) {
+    account.complete = match account.at_risk {
+        Some((first, last)) => {
+            let gaps = uncovered(first, last, account.remembered.clone());
+            for (from, to) in &gaps {
+                account.lost.push(format!(
+                    "frames {from} to {to} of the log: what a process that has ended, or another program, wrote after the last \
+                     checkpoint"
+                ));
+            }
+            true
+        }
+        // All that was acknowledged since the last checkpoint is in the log, which is whole; before that, what the main file
+        // alone had can be missing without anybody knowing it.
+        None => what.destruction.member == Member::Wal && what.destruction.frames.is_some(),
+    };
+    if account.rebuilt.is_none() {
+        account.lost.push("nothing could be put together".into());
+    }
+}
+
+impl Account {
+    /// What is lost, as a fragment.
+    pub fn loss(&self) -> String {
+        match (self.lost.as_slice(), self.complete) {
+            ([], true) => "nothing that was acknowledged is lost".to_owned(),
+            ([], false) => "nothing is known to be lost".to_owned(),
+            (lost, _) => format!("lost: {}", lost.join("; ")),
+        }
+    }
+
+    /// Where what is left is, and what is lost, as one sentence for a person.
+    pub fn sentence(&self) -> String {
+        match &self.rebuilt {
+            Some(path) => format!("what is left was put together in {}; {}", path.display(), self.loss()),
+            None => self.loss(),
+        }
+    }
+}
+
+/// The account of a database that was destroyed; `None` if there is none yet.
+pub fn account(evidence: &Path) -> Option<Account> {
+    read(&evidence.join(ACCOUNT))
+}

@@ -1,0 +1,233 @@
+//! The writes that were acknowledged and that only the log has, kept in memory until the main file has them too.
+//!
+//! As long as a commit was not copied into the main file, the log is the only file that has it. If somebody empties the log
+//! in place, no descriptor reads it any more. But the requests are still there: closures that can run again by their nature.
+//! So each is kept until every frame of its commit was copied, and when the files were destroyed in place they are run on what
+//! was put together ([`crate::reassemble`]).
+//!
+//! Each commit is kept with the frames that it made, so that whoever puts the database together can tell of which frames of
+//! the log somebody still knew the content, and which are lost.
+//!
+//! What is kept is bounded by the length of the log that it stands for, and by a number of requests: a reader that keeps the
+//! log from being copied for hours does not fill the memory. What was let go of is missing from the account then, and counts
+//! as lost.
+
+use std::collections::VecDeque;
+
+use rusqlite::Connection;
+
+use crate::error::Failure;
+use crate::index::Index;
+
+/// The most requests that are kept.
+const MOST_REQUESTS: usize = 16 * 1024;
+
+/// The longest log of which the requests are kept, in frames.
+const MOST_FRAMES: u32 = 16 * 1024;
+
+/// A request that can be run once more though it was answered.
+pub(crate) trait Again: Send {
+    /// Runs it; its value is dropped.
+    fn again(&self, connection: &Connection) -> Result<(), Failure>;
+}
+
+/// The frames of a log that one commit made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span {
+    /// Which round of the log.
+    pub(crate) salts: [u8; 8],
+    /// The first frame, from 1.
+    pub(crate) first: u32,
+    /// The last frame.
+    pub(crate) last: u32,
+}
+
+impl Span {
+    /// The frames that a commit made: `before` was read when its transaction had begun, `after` when it had ended, and
+    /// `last` is what SQLite says was the last frame of it.
+    pub(crate) fn of_commit(before: Option<Index>, after: Option<Index>, last: u32) -> Option<Span> {
+        let (before, after) = (before?, after?);
+        // The first commit of a round changes the salts, and begins at the first frame.
+        let first = if before.salts == after.salts { before.frames.saturating_add(1) } else { 1 };
+        (first <= last && last <= after.frames).then_some(Span { salts: after.salts, first, last })
+    }
+}
+
+struct Commit {
+    span: Span,
+    requests: Vec<Box<dyn Again>>,
+}
+
+/// The commits of one handle, the oldest first.
+#[derive(Default)]
+pub(crate) struct Remembered {
+    commits: VecDeque<Commit>,
+    requests: usize,
+}
+
+impl Remembered {
+    /// Keeps the requests of a commit that was acknowledged. One that made no frames changed nothing.
+    pub(crate) fn keep(&mut self, span: Option<Span>, requests: Vec<Box<dyn Again>>) {
+        let Some(span) = span.filter(|_| !requests.is_empty()) else { return };
+        self.requests += requests.len();
+        self.commits.push_back(Commit { span, requests });
+        while self.requests > MOST_REQUESTS
+            || self
+                .commits
+                .front()
+                .is_some_and(|c| c.span.salts == span.salts && span.last - c.span.last.min(span.last) > MOST_FRAMES)
+        {
+            self.drop_oldest();
+        }
+    }
+
+    /// Lets go of what the main file has, by what the index says of it now.
+    pub(crate) fn forget(&mut self, now: Option<Index>) {
+        let Some(now) = now else { return };
+        // A log begins another round only when all of it was copied.
+        while self.commits.front().is_some_and(|c| c.span.salts != now.salts || c.span.last <= now.copied) {
+            self.drop_oldest();
+        }
+    }
+
+    fn drop_oldest(&mut self) {
+        self.requests -= self.commits.pop_front().map_or(0, |c| c.requests.len());
+    }
+
+    /// True if the main file has everything.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.commits.is_empty()
+    }
+
+    /// How many commits are remembered.
+    pub(crate) fn len(&self) -> usize {
+        self.commits.len()
+    }
+
+    /// Lets go of everything.
+    pub(crate) fn clear(&mut self) {
+        *self = Remembered::default();
+    }
+
+    /// Which frames of a round of the log are known here.
+    pub(crate) fn spans(&self, salts: [u8; 8]) -> Vec<(u32, u32)> {
+        self.commits.iter().filter(|c| c.span.salts == salts).map(|c| (c.span.first, c.span.last)).collect()
+    }
+
+    /// Runs everything once more, inside the transaction that `connection` is in. Returns how many requests were run, and how
+    /// many did not succeed.
+    pub(crate) fn run(&self, connection: &Connection) -> rusqlite::Result<(u64, u64)> {
+        let (mut run, mut failed) = (0, 0);
+        for request in self.commits.iter().flat_map(|c| &c.requests) {
+            connection.execute_batch("SAVEPOINT again")?;
+            run += 1;
+            if request.again(connection).is_err() {
+                failed += 1;
+                connection.execute_batch("ROLLBACK TO again")?;
+            }
+            connection.execute_batch("RELEASE again")?;
+        }
+        Ok((run, failed))
+    }
+}
+
+impl std::fmt::Debug for Remembered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Remembered").field("commits", &self.commits.len()).field("requests", &self.requests).finish()
+    }
+}
+
+/// Which of the frames from `first` to `last` no span has, as ranges.
+pub(crate) fn uncovered(first: u32, last: u32, mut spans: Vec<(u32, u32)>) -> Vec<(u32, u32)> {
+    spans.sort_unstable();
+    let mut gaps = Vec::new();
+    let mut next = first;
+    for (from, to) in spans {
+        if from > next && next <= last {
+            gaps.push((next, (from - 1).min(last)));
+        }
+        next = next.max(to.saturating_add(1));
+    }
+    if next <= last {
+        gaps.push((next, last));
+    }
+    gaps
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+mod tests {
+    use super::*;
+
+    struct Insert(i64);
+
+    impl Again for Insert {
+        fn again(&self, connection: &Connection) -> Result<(), Failure> {
+            connection.execute("INSERT INTO t VALUES (?1)", [self.0])?;
+            Ok(())
+        }
+    }
+
+    fn index(salts: u8, frames: u32, copied: u32) -> Option<Index> {
+        Some(Index {
+            page_size: 4096,
+            frames,
+            pages: 9,
+            checksum: [0; 2],
+            salts: [salts; 8],
+            copied,
+            attempted: copied,
+            making: 0,
+        })
+    }
+
+    fn span(salts: u8, first: u32, last: u32) -> Option<Span> {
+        Some(Span { salts: [salts; 8], first, last })
+    }
+
+    #[test]
+    fn a_commit_has_the_frames_after_those_that_were_there() {
+        assert_eq!(Span::of_commit(index(1, 4, 0), index(1, 9, 0), 7), span(1, 5, 7), "others may have written since");
+        assert_eq!(Span::of_commit(index(1, 4, 4), index(2, 3, 0), 3), span(2, 1, 3), "it began the log anew");
+        assert_eq!(Span::of_commit(index(1, 4, 4), index(1, 4, 0), 4), None, "it wrote nothing");
+        assert_eq!(Span::of_commit(None, index(1, 4, 0), 4), None);
+    }
+
+    #[test]
+    fn what_the_main_file_has_is_forgotten_and_the_rest_can_be_run_again() {
+        let mut memory = Remembered::default();
+        for n in 0..4 {
+            memory.keep(span(1, n + 1, n + 1), vec![Box::new(Insert(i64::from(n)))]);
+        }
+        memory.keep(None, vec![Box::new(Insert(9))]);
+        memory.forget(None);
+        memory.forget(index(1, 4, 2));
+        assert_eq!(memory.spans([1; 8]), [(3, 3), (4, 4)]);
+        let connection = Connection::open_in_memory().unwrap();
+        connection.execute_batch("CREATE TABLE t(n UNIQUE); INSERT INTO t VALUES (3)").unwrap();
+        assert_eq!(memory.run(&connection).unwrap(), (2, 1), "the one that is there already fails alone");
+        let rows: i64 = connection.query_row("SELECT count(*) FROM t", [], |r| r.get(0)).unwrap();
+        assert_eq!(rows, 2);
+        memory.forget(index(2, 1, 0));
+        assert!(memory.spans([1; 8]).is_empty());
+    }
+
+    #[test]
+    fn it_is_bounded() {
+        let mut memory = Remembered::default();
+        for n in 0..40_000 {
+            memory.keep(span(1, n + 1, n + 1), vec![Box::new(Insert(0))]);
+        }
+        assert!(memory.requests <= MOST_REQUESTS && memory.commits.len() <= MOST_FRAMES as usize + 1);
+        assert_eq!(memory.spans([1; 8]).last(), Some(&(40_000, 40_000)), "the newest stay");
+    }
+
+    #[test]
+    fn gaps_are_what_no_span_has() {
+        assert_eq!(uncovered(3, 10, vec![]), [(3, 10)]);
+        assert_eq!(uncovered(3, 10, vec![(1, 4), (9, 12), (4, 6)]), [(7, 8)]);
+        assert_eq!(uncovered(3, 10, vec![(5, 6)]), [(3, 4), (7, 10)]);
+        assert!(uncovered(3, 10, vec![(1, 99)]).is_empty() && uncovered(3, 2, vec![]).is_empty());
+        assert_eq!(uncovered(1, 3, vec![(7, 9)]), [(1, 3)]);
+    }
+}
