@@ -24,6 +24,7 @@ mod modes;
 mod readme;
 mod refusals;
 mod removed;
+mod restore;
 mod retired_capture;
 mod retired_merge;
 mod rounds;

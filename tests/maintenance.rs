@@ -556,7 +556,7 @@ fn member_process() {
     store.close();
 }
 
-struct Member {
+pub(crate) struct Member {
     child: Child,
     name: usize,
     kept: usize,
@@ -564,7 +564,7 @@ struct Member {
 }
 
 impl Member {
-    fn of(store: &Path, name: usize) -> Member {
+    pub(crate) fn of(store: &Path, name: usize) -> Member {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "maintenance::member_process", "--nocapture"]).env(MEMBER_STORE, store);
         let mut child = Child::spawn(&mut command);
@@ -572,13 +572,13 @@ impl Member {
         Member { child, name, kept: 0, sent: 0 }
     }
 
-    fn send(&mut self) {
+    pub(crate) fn send(&mut self) {
         self.child.send(&format!("note {} {}", self.name, self.sent));
         self.sent += 1;
     }
 
     /// Waits until everything that was sent is acknowledged.
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         while self.kept < self.sent {
             self.child.line_where("kept", PATIENCE, |l| l == "kept");
             self.kept += 1;

@@ -14,7 +14,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, FileControl, OpenFlags};
 use statehouse_sqlite::image::{self, ImageError};
 use statehouse_sqlite::secure::Inspected;
-use statehouse_sqlite::{Error, Family, Member, Reason, Result, files, immutable, protect};
+use statehouse_sqlite::{Error, Family, Member, Reason, Result, files, immutable, protect, uri};
 
 /// How often an image is begun anew because the log was restarted meanwhile.
 const TRIES: u32 = 20;
@@ -24,6 +24,14 @@ pub(crate) struct Attached {
     // Closed before the directory goes.
     connection: Connection,
     _image: Option<Scratch>,
+    uri: String,
+}
+
+impl Attached {
+    /// The same as a name that another connection of this process can attach for reading.
+    pub(crate) fn uri(&self) -> &str {
+        &self.uri
+    }
 }
 
 impl std::ops::Deref for Attached {
@@ -39,10 +47,10 @@ impl std::ops::Deref for Attached {
 pub(crate) fn read(inspected: &Inspected, held: bool, scratch: &Path, patience: Duration) -> Result<Attached> {
     let family = inspected.family();
     let has_content = |m| inspected.get(m).is_some_and(|s| s.status.size > 0);
-    let (connection, image) = if held {
+    let (connection, image, uri) = if held {
         protect()?;
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-        (Connection::open_with_flags(family.main(), flags)?, None)
+        (Connection::open_with_flags(family.main(), flags)?, None, uri(&family.main(), "mode=ro"))
     } else if has_content(Member::Journal) {
         return Err(Error::refused(
             Reason::HotJournal,
@@ -53,15 +61,15 @@ pub(crate) fn read(inspected: &Inspected, held: bool, scratch: &Path, patience: 
         let image = Scratch::new(scratch)?;
         let copy = image.0.join("image");
         make_image(inspected, &copy)?;
-        (immutable(&copy)?, Some(image))
+        (immutable(&copy)?, Some(image), uri(&copy, "immutable=1"))
     } else {
-        (immutable(&family.main())?, None)
+        (immutable(&family.main())?, None, uri(&family.main(), "immutable=1"))
     };
     connection.busy_timeout(patience)?;
     connection.pragma_update(None, "mmap_size", 0)?;
     connection.pragma_update(None, "query_only", 1)?;
     connection.pragma_update(None, "trusted_schema", 0)?;
-    Ok(Attached { connection, _image: image })
+    Ok(Attached { connection, _image: image, uri })
 }
 
 fn make_image(inspected: &Inspected, copy: &Path) -> Result<()> {

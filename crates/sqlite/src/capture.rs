@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use error::TakeError;
 pub use take::{Failed, Taken, Took, Wanted, Whose, take};
 
-use crate::captures::{self, IMAGE, LOG, MANIFEST, MERGED, UNREADABLE};
+use crate::captures::{self, IMAGE, LOG, MANIFEST, MERGED, OVERTAKEN, UNREADABLE};
 use crate::error::{Error, Result};
 use crate::family::{Family, Generation, Member};
 use crate::{files, image};
@@ -191,6 +191,11 @@ impl Capture {
         }
     }
 
+    /// The image where it lies ready in the capture, and need not be put together.
+    pub fn ready_image(&self) -> Option<PathBuf> {
+        Some(self.place.join(IMAGE)).filter(|p| self.origin == Origin::Statehouse && p.exists())
+    }
+
     /// Bytes of all its files.
     pub fn bytes(&self) -> u64 {
         let length = |entry: std::fs::DirEntry| entry.metadata().map_or(0, |m| m.len());
@@ -200,6 +205,11 @@ impl Capture {
     /// True if every row of it is in the database.
     pub fn is_merged(&self) -> bool {
         self.place.join(MERGED).exists()
+    }
+
+    /// True if another content was put in the place of its database since, so that nobody merges it by itself any more.
+    pub fn is_overtaken(&self) -> bool {
+        self.place.join(OVERTAKEN).exists()
     }
 
     /// True if it cannot be merged by itself.

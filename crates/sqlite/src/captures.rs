@@ -36,6 +36,8 @@ pub(crate) const TORN: &str = "torn";
 pub(crate) const SUCCEEDED: &str = "succeeded";
 /// In a capture whose image has become a main file; says which.
 pub(crate) const BECAME: &str = "became";
+/// In a capture of a database in whose place another content was put since. It is evidence; merging it by itself would undo that.
+pub(crate) const OVERTAKEN: &str = "overtaken";
 pub(crate) const MANIFEST: &str = "manifest.json";
 
 /// In the name of a directory in which somebody captures another process's files, without any lock of ours.
@@ -164,7 +166,8 @@ pub(crate) fn pending(family: &Family) -> bool {
 
 pub(crate) fn unmerged(family: &Family) -> Vec<PathBuf> {
     // One whose image is gone without a mark has become a main file, and whoever made it so did not live to mark it.
-    let open = |p: &PathBuf| p.join(IMAGE).exists() && !p.join(MERGED).exists() && !p.join(UNREADABLE).exists();
+    let closed = [MERGED, UNREADABLE, OVERTAKEN];
+    let open = |p: &PathBuf| p.join(IMAGE).exists() && !closed.iter().any(|mark| p.join(mark).exists());
     complete(&directory(family)).into_iter().filter(open).collect()
 }
 

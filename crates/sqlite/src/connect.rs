@@ -79,6 +79,12 @@ pub(crate) fn structural(family: &Family, patience: Duration) -> Result<Connecti
 /// # Errors
 /// What SQLite answers.
 pub fn immutable(path: &Path) -> Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    Ok(Connection::open_with_flags(uri(path, "immutable=1"), flags)?)
+}
+
+/// A path as SQLite reads it where it reads URIs, with parameters such as `mode=ro`.
+pub fn uri(path: &Path, parameters: &str) -> String {
     let mut uri = String::from("file:");
     for byte in path.as_os_str().as_bytes() {
         // `#`, `?` and `%` have a meaning in a URI and would cut the path short.
@@ -87,9 +93,9 @@ pub fn immutable(path: &Path) -> Result<Connection> {
             other => uri.push_str(&format!("%{other:02x}")),
         }
     }
-    uri.push_str("?immutable=1");
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    Ok(Connection::open_with_flags(uri, flags)?)
+    uri.push('?');
+    uri.push_str(parameters);
+    uri
 }
 
 fn open(family: &Family, access: OpenFlags, patience: Duration) -> Result<Connection> {

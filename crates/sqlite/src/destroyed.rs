@@ -15,7 +15,7 @@ use rustix::fs::{CWD, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Destruction, Error, Reason, Result};
-use crate::family::{Family, Generation, Member, is_too_long};
+use crate::family::{Family, Generation, Identity, Member, Status, is_too_long};
 use crate::headers::{Headers, Journal};
 use crate::index::{HEAD_BYTES, MAKING_AT, REGION_BYTES};
 use crate::reassemble::Account;
@@ -49,6 +49,10 @@ pub struct Mark {
     pub evidence: Option<PathBuf>,
     /// Why there is no copy, or not of everything.
     pub missing: Option<String>,
+    /// The file that somebody was about to put in the place of the main file. Once it is there, the mark is about a database
+    /// that is there no more.
+    #[serde(default)]
+    pub replaced_by: Option<Identity>,
     /// What could be put together of it, and what is lost.
     #[serde(default)]
     pub account: Option<Account>,
@@ -59,11 +63,38 @@ pub fn mark_path(family: &Family) -> PathBuf {
     family.side_directory().join(MARK)
 }
 
-/// What the mark beside a database says; `None` if there is none. A mark that cannot be read is one.
+/// What the mark beside a database says; `None` if there is none, or if another database has taken the place of the one that
+/// it is about. A mark that cannot be read is one.
 ///
 /// # Errors
 /// [`Error::Io`].
 pub fn mark(family: &Family) -> Result<Option<Mark>> {
+    let Some(mark) = lying(family)? else { return Ok(None) };
+    let main = Status::of(&family.main()).map_err(|e| Error::io("look at", &family.main(), e))?;
+    Ok(Some(mark).filter(|m| m.replaced_by.is_none() || m.replaced_by != main.map(|s| s.identity)))
+}
+
+/// Says in the mark, if there is one, which file is going to take the place of the main file.
+pub(crate) fn announce(family: &Family, new: Identity) -> Result<()> {
+    let Some(mark) = lying(family)? else { return Ok(()) };
+    let path = mark_path(family);
+    let text = serde_json::to_vec_pretty(&Mark { replaced_by: Some(new), ..mark })
+        .map_err(|e| Error::io("write", &path, std::io::Error::from(e)))?;
+    files::replace(&path, &text).map_err(|e| Error::io("write", &path, e))?;
+    captures::sync_directory(&family.side_directory())
+}
+
+/// Moves the mark, if there is one, into a directory of evidence.
+pub(crate) fn set_aside(family: &Family, to: &std::path::Path) -> Result<()> {
+    let path = mark_path(family);
+    match std::fs::rename(&path, to.join(MARK)) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        moved => moved.map_err(|e| Error::io("move aside", &path, e)),
+    }
+}
+
+/// The mark that lies there, whatever it is about.
+fn lying(family: &Family) -> Result<Option<Mark>> {
     let path = mark_path(family);
     let text = match files::read_to_string(&path, LONGEST) {
         Ok(text) => text,
@@ -84,6 +115,7 @@ pub fn mark(family: &Family) -> Result<Option<Mark>> {
         copied: None,
         evidence: None,
         missing: None,
+        replaced_by: None,
         account: None,
     })))
 }
@@ -142,6 +174,7 @@ pub(crate) fn keep(family: &Family, generation: &Generation, destruction: &Destr
         copied: destruction.copied,
         evidence,
         missing: copied.err().map(|e| e.to_string()),
+        replaced_by: None,
         account: None,
     };
     write(family, &mark)?;

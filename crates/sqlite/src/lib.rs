@@ -118,7 +118,7 @@ mod write_thread;
 mod writer;
 
 #[cfg(target_os = "linux")]
-pub use connect::immutable;
+pub use connect::{immutable, uri};
 #[cfg(target_os = "linux")]
 pub use database::Database;
 pub use error::{Destruction, Error, Failure, Reason, Result};

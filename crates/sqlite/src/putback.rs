@@ -102,7 +102,7 @@ fn refuse_users_of_main(family: &Family) -> Result<()> {
 }
 
 /// Renames unless something has the new name; true if it did.
-fn rename_new(from: &Path, to: &Path) -> Result<bool> {
+pub(crate) fn rename_new(from: &Path, to: &Path) -> Result<bool> {
     let renamed = match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         // A file system that cannot do that in one step can do it in two.
         Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::linkat(CWD, from, CWD, to, AtFlags::empty())

@@ -120,6 +120,21 @@ pub(crate) fn magic_path(fd: BorrowedFd<'_>) -> PathBuf {
 /// # Errors
 /// A refusal with the reason, or [`Error::Io`] when the system answers something unexpected.
 pub fn inspect(family: &Family, purpose: Purpose) -> Result<Inspected> {
+    let inspected = inspect_each(family, purpose)?;
+    check_together(&inspected)?;
+    Ok(inspected)
+}
+
+/// As [`inspect`] for somebody who is going to put another database in the place of this one: what the members are to each
+/// other is not asked, for it is what he puts right. What each of them is still is.
+///
+/// # Errors
+/// As [`inspect`].
+pub fn inspect_to_replace(family: &Family) -> Result<Inspected> {
+    inspect_each(family, Purpose::Own)
+}
+
+fn inspect_each(family: &Family, purpose: Purpose) -> Result<Inspected> {
     let directory = open_directory(family)?;
     let mut members = Vec::with_capacity(Member::ALL.len());
     for member in Member::ALL {
@@ -135,7 +150,6 @@ pub fn inspect(family: &Family, purpose: Purpose) -> Result<Inspected> {
     let created_before = check_side(family, purpose, euid.as_raw(), &directory)?;
     let inspected = Inspected { family: family.clone(), purpose, directory, members, created_before };
     check_directory_access(&inspected, purpose)?;
-    check_together(&inspected)?;
     Ok(inspected)
 }
 

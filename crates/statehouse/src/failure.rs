@@ -159,6 +159,7 @@ macro_rules! of_operations {
 of_operations! {
     statehouse_ops::maintenance::Error => Database;
     statehouse_sqlite::capture::TakeError => Database;
+    statehouse_ops::restore::Error => Work;
     statehouse_ops::retired::Error => Maintenance;
 }
 
@@ -213,8 +214,9 @@ mod tests {
         let retired = ["unreadable_capture", "missing_module", "exists", "foreign_key"];
         let maintenance = ["no_room", "would_renumber", "wal_only", "undone", "mode_not_taken"];
         let capture = ["no_process", "nothing_to_capture", "refused_other_user", "process_ended"];
+        let restore = ["source_damaged", "source_unfit", "same_file", "exists", "unverified"];
         let reasons: Vec<_> = Reason::ALL.iter().map(|r| r.code()).collect();
-        for code in [&own[..], &database, &store, &retired, &maintenance, &capture, &reasons].concat() {
+        for code in [&own[..], &database, &store, &retired, &maintenance, &capture, &restore, &reasons].concat() {
             assert!(page.contains(&format!("| `{code}` |")), "{code} is not in docs/contract.md");
         }
     }

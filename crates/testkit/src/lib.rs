@@ -19,6 +19,7 @@
 pub mod disk;
 pub mod home;
 pub mod kernel;
+pub mod killat;
 pub mod need;
 pub mod peers;
 pub mod powercut;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::need;
 use crate::process::{Child, Finished, run};
 
-const DEADLINE: Duration = Duration::from_secs(30);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 /// The `sqlite3` command with a database open.
 #[derive(Debug)]

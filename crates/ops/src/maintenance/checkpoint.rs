@@ -237,7 +237,7 @@ fn checkpointer(family: &Family) -> Option<String> {
     Some(holder.pid.map_or_else(|| "a process that is not visible here".to_owned(), |pid| format!("PID {pid}")))
 }
 
-fn open(family: &Family, keep: bool, patience: Duration) -> Result<Connection> {
+pub(crate) fn open(family: &Family, keep: bool, patience: Duration) -> Result<Connection> {
     if keep {
         protect()?;
     }
@@ -304,7 +304,7 @@ fn truncate(admission: &Admission, answer: Checkpointed, watch: Watch<'_>) -> Re
 }
 
 /// Copies all of the log and empties it; false if there is none because of rollback mode.
-pub(super) fn empty_the_log(admission: &Admission, watch: Watch<'_>) -> Result<bool> {
+pub(crate) fn empty_the_log(admission: &Admission, watch: Watch<'_>) -> Result<bool> {
     let connection = admission.connection();
     let mode: String = connection.pragma_query_value(None, "journal_mode", |r| r.get(0))?;
     if mode != "wal" {

@@ -128,6 +128,6 @@ impl From<rusqlite::Error> for Error {
 }
 
 /// A failed system call on a file or directory.
-pub(super) fn io(action: &'static str, path: &Path, source: impl Into<std::io::Error>) -> Error {
+pub(crate) fn io(action: &'static str, path: &Path, source: impl Into<std::io::Error>) -> Error {
     Error::Database(statehouse_sqlite::Error::io(action, path, source))
 }

@@ -12,7 +12,7 @@ pub mod error;
 pub mod journal_mode;
 pub mod optimize;
 pub mod policy;
-mod room;
+pub(crate) mod room;
 pub mod vacuum;
 pub(crate) mod whole;
 
@@ -156,7 +156,7 @@ pub enum Step {
 pub type Watch<'a> = &'a dyn Fn(Step);
 
 /// Milliseconds since `begun`.
-fn ms(begun: Instant) -> f64 {
+pub(crate) fn ms(begun: Instant) -> f64 {
     begun.elapsed().as_secs_f64() * 1000.0
 }
 

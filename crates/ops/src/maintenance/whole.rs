@@ -10,11 +10,29 @@ use super::error::{Error, Result};
 use super::quoted;
 use crate::verify::is_of_search_index;
 
+/// How closely a structure is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Closely {
+    /// `PRAGMA quick_check`, which does not compare indexes with their tables.
+    Quick,
+    /// `PRAGMA integrity_check`.
+    Full,
+}
+
 /// Refuses a database whose structure is damaged. What SQLite says of search indexes is not about the structure: tokenizers
 /// differ between programs.
 pub(crate) fn require(connection: &Connection, path: &Path) -> Result<()> {
+    require_as(connection, path, Closely::Quick)
+}
+
+/// As [`require`], as closely as it is asked for.
+pub(crate) fn require_as(connection: &Connection, path: &Path, closely: Closely) -> Result<()> {
+    let check = match closely {
+        Closely::Quick => "quick_check",
+        Closely::Full => "integrity_check",
+    };
     let unsound = |found: String| Err(Error::Unsound { path: path.to_owned(), found });
-    let found = match lines(connection, "PRAGMA quick_check(20)") {
+    let found = match lines(connection, &format!("PRAGMA {check}(20)")) {
         // Some damage is met before the check could put it in words.
         Err(e) if is_damage(&e) => return unsound(e.to_string()),
         // A search index with a tokenizer that this SQLite does not have keeps it from looking at anything; the tables one by
@@ -22,7 +40,7 @@ pub(crate) fn require(connection: &Connection, path: &Path) -> Result<()> {
         Err(rusqlite::Error::SqliteFailure(e, _)) if e.code == rusqlite::ErrorCode::Unknown => {
             let mut found = Vec::new();
             for table in tables(connection)? {
-                match lines(connection, &format!("PRAGMA quick_check({})", quoted(&table))) {
+                match lines(connection, &format!("PRAGMA {check}({})", quoted(&table))) {
                     Err(e) if is_damage(&e) => return unsound(format!("{table}: {e}")),
                     lines => found.extend(lines?),
                 }
@@ -55,11 +73,11 @@ fn tables(connection: &Connection) -> rusqlite::Result<Vec<String>> {
 
 /// How many rows each table has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Rows(BTreeMap<String, i64>);
+pub(crate) struct Rows(BTreeMap<String, i64>);
 
 impl Rows {
     /// Counts the rows of every table that `wanted` names.
-    pub(super) fn count(connection: &Connection, wanted: impl Fn(&str) -> bool) -> Result<Rows> {
+    pub(crate) fn count(connection: &Connection, wanted: impl Fn(&str) -> bool) -> Result<Rows> {
         let mut rows = BTreeMap::new();
         let objects = connection.query_row("SELECT count(*) FROM sqlite_schema", [], |r| r.get(0))?;
         rows.insert("sqlite_schema".to_owned(), objects);
@@ -70,8 +88,13 @@ impl Rows {
         Ok(Rows(rows))
     }
 
+    /// The numbers by table.
+    pub(crate) fn by_table(&self) -> &BTreeMap<String, i64> {
+        &self.0
+    }
+
     /// What is different in `after`; empty if nothing is.
-    pub(super) fn differences(&self, after: &Rows) -> String {
+    pub(crate) fn differences(&self, after: &Rows) -> String {
         let of = |rows: &Rows, name: &str| rows.0.get(name).map_or_else(|| "none".to_owned(), i64::to_string);
         let names: std::collections::BTreeSet<&String> = self.0.keys().chain(after.0.keys()).collect();
         let differing = names.into_iter().filter(|n| self.0.get(*n) != after.0.get(*n));

@@ -31,9 +31,31 @@ pub struct Forecast {
 /// # Errors
 /// When the database or the processes cannot be looked at.
 pub fn forecast(family: &Family) -> Result<Forecast> {
+    forecast_with(family, Ours::Refuse, Allowed::default())
+}
+
+/// As [`forecast`] for somebody who drains; with `strangers` for
+/// [`Admission::obtain_beside`](super::Admission::obtain_beside).
+///
+/// # Errors
+/// As [`forecast`].
+pub fn forecast_drained(family: &Family, strangers: bool) -> Result<Forecast> {
+    forecast_with(family, Ours::WillPark, Allowed { force: false, strangers })
+}
+
+fn forecast_with(family: &Family, ours: Ours, allowed: Allowed) -> Result<Forecast> {
     let report = holders::scan(family)?;
-    let refused = refuse_files(family).err().or_else(|| refuse_holders(family, &report, Ours::Refuse, false).err());
+    let refused = refuse_files(family).err().or_else(|| refuse_holders(family, &report, ours, allowed).err());
     Ok(Forecast { report, refused })
+}
+
+/// Beside whom the work goes on.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Allowed {
+    /// Beside holders of whatever kind, and beside what could not be found out.
+    pub(super) force: bool,
+    /// Beside programs that are not ours.
+    pub(super) strangers: bool,
 }
 
 /// Answers what [`Admission::obtain`](super::Admission::obtain) would be refused for at its first look, with what is wanted. Touches nothing.
@@ -41,13 +63,13 @@ pub fn forecast(family: &Family) -> Result<Forecast> {
 /// # Errors
 /// As [`Admission::obtain`](super::Admission::obtain).
 pub fn refuse_first(family: &Family, wanted: &Wanted<'_>) -> Result<()> {
-    look_first(family, wanted).map(drop)
+    look_first(family, wanted, Allowed { force: wanted.force, strangers: false }).map(drop)
 }
 
 /// Looks before anything is touched. Somebody else who is admitted is waited for, and no reason to refuse: he is soon done. He
 /// has files of the database open only while the gate is shut, so whoever is seen again, with the gate open in between, is
 /// somebody else. One who is gone again within a moment, such as a command that only looks, is in nobody's way either.
-pub(super) fn look_first(family: &Family, wanted: &Wanted<'_>) -> Result<(Inspected, Vec<String>)> {
+pub(super) fn look_first(family: &Family, wanted: &Wanted<'_>, allowed: Allowed) -> Result<(Inspected, Vec<String>)> {
     let ours = if wanted.drain.is_some() { Ours::WillPark } else { Ours::Refuse };
     let begun = Instant::now();
     let mut seen: HashMap<_, Instant> = HashMap::new();
@@ -63,7 +85,7 @@ pub(super) fn look_first(family: &Family, wanted: &Wanted<'_>) -> Result<(Inspec
             .map(|h| (h.pid, h.start_ticks))
             .map(|holder| (holder, seen.get(&holder).copied().unwrap_or(now)))
             .collect();
-        match refuse_holders(family, &report, ours, wanted.force) {
+        match refuse_holders(family, &report, ours, allowed) {
             Err(why)
                 if why.reason() == Some(Reason::Held)
                     && begun.elapsed() < wanted.patience.max(MOMENT)
@@ -141,7 +163,8 @@ pub(super) fn in_the_way(report: &Report, ours: Ours) -> impl Iterator<Item = &H
 }
 
 /// Refuses for what was seen. Gives back what force overrides.
-pub(super) fn refuse_holders(family: &Family, report: &Report, ours: Ours, force: bool) -> Result<Vec<String>> {
+pub(super) fn refuse_holders(family: &Family, report: &Report, ours: Ours, allowed: Allowed) -> Result<Vec<String>> {
+    let Allowed { force, strangers } = allowed;
     // One that is cut off is in nobody's way. But until it has kept what it had, its rows are the main file as it is and the log
     // that it has, and work on the main file would destroy them.
     let owes = |h: &Holder| h.fenced && h.files.iter().any(|f| f.generation == Standing::Retired && f.writable);
@@ -155,7 +178,8 @@ pub(super) fn refuse_holders(family: &Family, report: &Report, ours: Ours, force
             return Err(Error::refused(reason, family.main(), wrong.join("; ")));
         }
     }
-    let mut overridden: Vec<String> = in_the_way(report, ours).map(name).collect();
+    let mut overridden: Vec<String> =
+        in_the_way(report, ours).filter(|h| !strangers || h.role.is_some()).map(name).collect();
     if !overridden.is_empty() && !force {
         return Err(Error::refused(Reason::Held, family.main(), overridden.join("; ")));
     }
@@ -169,7 +193,7 @@ pub(super) fn refuse_holders(family: &Family, report: &Report, ours: Ours, force
 }
 
 /// A holder as a person would name it, with what stops it.
-fn name(holder: &Holder) -> String {
+pub(super) fn name(holder: &Holder) -> String {
     let what = holder.role.clone().or_else(|| holder.command.first().cloned()).unwrap_or_else(|| "?".to_owned());
     match holder.pid {
         Some(pid) => format!("PID {pid} ({what}; to stop it: {})", holder.stop),

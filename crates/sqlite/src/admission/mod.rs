@@ -18,6 +18,7 @@ mod look;
 mod members;
 mod pending;
 mod shut;
+mod vacant;
 
 use std::time::Duration;
 
@@ -31,8 +32,10 @@ use crate::holders::{self, Report};
 use crate::{doubt, putback, recovery};
 
 pub use aside::{Aside, AsideError, Seat};
-pub use look::{Forecast, forecast, refuse_first};
-use look::{Ours, in_the_way, look_first, refuse_holders};
+use look::{Allowed, Ours, in_the_way, look_first, refuse_holders};
+pub use look::{Forecast, forecast, forecast_drained, refuse_first};
+pub use vacant::{Placed, Vacant, forecast_vacant, refuse_own};
+
 pub(crate) use members::Entry;
 use pending::Pending;
 use shut::{ASIDE, Shut};
@@ -75,8 +78,21 @@ impl Admission {
     /// A refusal that names everybody who is in the way ([`Reason::Held`], [`Reason::HeldUnknown`], [`Reason::HeldRetired`],
     /// [`Reason::HeldNaked`]) or says what is wrong with the files; [`Error::Busy`] while somebody else is admitted.
     pub fn obtain(family: &Family, wanted: &Wanted<'_>) -> Result<Admission> {
+        Admission::with(family, wanted, Allowed { force: wanted.force, strangers: false })
+    }
+
+    /// As [`Admission::obtain`], but programs that are not ours may go on using a database in WAL mode, as long as they hold it
+    /// soundly. For work that is one transaction like any other, which they see when it is committed.
+    ///
+    /// # Errors
+    /// As [`Admission::obtain`].
+    pub fn obtain_beside(family: &Family, wanted: &Wanted<'_>) -> Result<Admission> {
+        Admission::with(family, wanted, Allowed { force: wanted.force, strangers: true })
+    }
+
+    fn with(family: &Family, wanted: &Wanted<'_>, allowed: Allowed) -> Result<Admission> {
         crate::locks::protect()?;
-        let (inspected, mut overridden) = look_first(family, wanted)?;
+        let (inspected, mut overridden) = look_first(family, wanted, allowed)?;
         tell_overridden(wanted, &overridden);
 
         let lock = Shut::make(&inspected, wanted)?;
@@ -109,7 +125,8 @@ impl Admission {
             Admission { connection, pending, _lock: lock, family: family_names, overridden: none, alone: false };
         if let Err(why) = admission.keep_strangers_out(wanted.patience) {
             // Whoever came in since the first look is named by the second.
-            refuse_holders(family, &holders::scan(family)?, Ours::MustBeGone { kept_out: false }, false)?;
+            let strict = Allowed { force: false, ..allowed };
+            refuse_holders(family, &holders::scan(family)?, Ours::MustBeGone { kept_out: false }, strict)?;
             return Err(why);
         }
         if Status::of(&family.main()).ok().flatten().map(|s| s.identity) != Some(identity) {
@@ -118,7 +135,7 @@ impl Admission {
         let gone = Ours::MustBeGone { kept_out: admission.is_wal()? };
         let ours = if wanted.force { Ours::Refuse } else { gone };
         let report = holders::scan(family)?;
-        for seen in refuse_holders(family, &report, ours, wanted.force)? {
+        for seen in refuse_holders(family, &report, ours, allowed)? {
             if !overridden.contains(&seen) {
                 tell_overridden(wanted, std::slice::from_ref(&seen));
                 overridden.push(seen);
@@ -162,6 +179,17 @@ impl Admission {
         // Each stranger that tries to come in has the byte for a moment.
         let _ = self.keep_strangers_out(ASIDE);
         done
+    }
+
+    /// Closes the connection and keeps everybody out all the same, for work on the files themselves.
+    ///
+    /// # Errors
+    /// As [`Vacant::obtain`]: nobody at all may have a file of the database open.
+    pub fn vacate(self, wanted: &Wanted<'_>) -> Result<Vacant> {
+        let Admission { connection, pending, _lock: lock, family, overridden, .. } = self;
+        connection.close().map_err(|(_, e)| e)?;
+        pending.take(wanted.patience)?;
+        Vacant::settle(&family, lock, Some(pending), wanted, overridden)
     }
 
     /// Whoever has used the database in WAL mode holds a shared lock. Where the list of processes is not the machine's own, one

@@ -1,10 +1,146 @@
 //! `statehouse restore ID|FILE [PATH]`: a good file in the place of a database.
 
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+use statehouse_ops::maintenance::Wanted;
+use statehouse_ops::restore::{self, Asked, How, Planned, Restored, Tables};
+
 use super::Context;
+use super::progress::Bar;
 use crate::args::Restore;
 use crate::exit;
-use crate::failure::{Failure, Result, code};
+use crate::failure::{Failure, Result};
+use crate::home::Place;
+use crate::store;
+use crate::text::{bytes, escape_line, table};
 
-pub(crate) fn run(_context: &Context, _args: &Restore) -> Result {
-    Err(Failure::new(exit::FAILED, code::IO, "this version cannot restore yet"))
+/// How long processes of ours are waited for that are asked to let go of the database, unless somebody says otherwise.
+const DRAIN: Duration = Duration::from_secs(10);
+
+pub(crate) fn run(context: &Context, args: &Restore) -> Result {
+    let path = Place::of(args.target.path.as_deref(), &context.home).database;
+    let bar = Bar::new();
+    let say = |text: &str| bar.say(text);
+    let told = |tables: &Tables| {
+        if context.output.terminal() {
+            bar.say(&format!("this is replaced:\n{}", rows(tables)));
+        }
+    };
+    let scratch = std::env::temp_dir();
+    let asked = Asked {
+        source: &args.source,
+        path: &path,
+        ours: args.target.path.is_none(),
+        scratch: &scratch,
+        wanted: Wanted {
+            what: "restore",
+            drain: Some(args.structural.drain.unwrap_or(DRAIN)),
+            force: args.structural.force,
+            patience: context.patience,
+            tell: &say,
+        },
+        watch: &|progress| bar.told(progress),
+        before: &told,
+    };
+    if let Some(to) = &args.to {
+        return written(context, args, &asked, &bar, to);
+    }
+    store::must_exist(&path)?;
+    if args.structural.dry_run {
+        let planned = restore::plan(&asked);
+        bar.clear();
+        return dry(context, planned?);
+    }
+    let done = restore::run(&asked);
+    bar.clear();
+    context.output.answer(&done?, text);
+    Ok(exit::OK)
+}
+
+fn written(context: &Context, args: &Restore, asked: &Asked<'_>, bar: &Bar, to: &Path) -> Result {
+    if args.structural.dry_run {
+        return Err(Failure::new(exit::USAGE, crate::failure::code::USAGE, "--to and --dry-run do not go together")
+            .hint("Writing a new file changes nothing else: leave --dry-run out."));
+    }
+    let done = restore::to(asked, to);
+    bar.clear();
+    context.output.answer(&done?, text);
+    Ok(exit::OK)
+}
+
+/// A dry run is never refused for what stands against it now; it says what would be.
+fn dry(context: &Context, mut planned: Planned) -> Result {
+    #[derive(Serialize)]
+    struct Dry {
+        #[serde(flatten)]
+        planned: Planned,
+        refused: Option<Failure>,
+    }
+    let refused = planned.refused.take().map(Failure::from);
+    context.output.answer(&Dry { planned, refused }, |d| {
+        let mut out = format!("would {}\n{}", escape_line(&d.planned.would), rows(&d.planned.tables));
+        if let Some(room) = &d.planned.room {
+            out.push_str(&format!(
+                "it takes {} for what is replaced and {} for the new content; {} are free\n",
+                bytes(room.before),
+                bytes(room.new + room.grows),
+                bytes(room.free)
+            ));
+        }
+        out.push_str(&lines(&d.planned.notes));
+        if let Some(refused) = &d.refused {
+            out.push_str(&format!("and would be refused now: {}\n", escape_line(&refused.message)));
+            for line in [&refused.detail, &refused.hint] {
+                if !line.is_empty() {
+                    out.push_str(&format!("  {}\n", escape_line(line)));
+                }
+            }
+        }
+        out
+    });
+    Ok(exit::OK)
+}
+
+fn text(r: &Restored) -> String {
+    let mut out = match r.how {
+        How::To => format!("{} was written from the {} {}\n", escape_line(&r.path), r.kind, escape_line(&r.source)),
+        _ => format!("{} was restored from the {} {}\n", escape_line(&r.path), r.kind, escape_line(&r.source)),
+    };
+    out.push_str(&rows(&r.tables));
+    if let Some(before) = &r.before {
+        out.push_str(&match &before.id {
+            Some(id) => format!(
+                "the state before it is the snapshot {0}; to go back: statehouse restore {0} {1}\n",
+                escape_line(id),
+                escape_line(&r.path)
+            ),
+            None => format!(
+                "there is no snapshot of the state before it, because {}; its files are in {}\n",
+                escape_line(before.reason.as_deref().unwrap_or_default()),
+                escape_line(&before.path)
+            ),
+        });
+    }
+    if !r.held_by.is_empty() {
+        out.push_str(&format!("in use by {}\n", escape_line(&r.held_by.join("; "))));
+    }
+    out.push_str(&lines(&r.notes));
+    out.push_str(&r.overridden.iter().map(|w| format!("done in spite of {}\n", escape_line(w))).collect::<String>());
+    out.push_str("opened anew and compared with its source: the same\n");
+    out
+}
+
+fn lines(notes: &[String]) -> String {
+    notes.iter().map(|n| format!("note: {}\n", escape_line(n))).collect()
+}
+
+fn rows(tables: &Tables) -> String {
+    let number = |n: Option<i64>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
+    let rows: Vec<Vec<String>> = tables
+        .iter()
+        .map(|(name, t)| vec![escape_line(name), number(t.here), number(t.there), number(t.only_here)])
+        .collect();
+    table(&["TABLE", "HERE", "SOURCE", "ONLY HERE"], &rows)
 }

@@ -1,0 +1,260 @@
+//! A good file in the place of a database, in a way that leaves the old database or the new one, whole, whatever happens.
+//!
+//! Invariant: the source is proved to be good before anything is done, and what is replaced is kept: as a verified snapshot
+//! where it can be read, else as the files that it was, moved aside. Nothing is put beside a log that is not its own.
+//!
+//! **Live** ([`live`]) where SQLite can read what is there, it has a log, and its pages are as large as the source's: the content
+//! goes in as one ordinary transaction, by SQLite's backup interface with the database as its destination. No file is
+//! replaced, so whoever has the database open sees the new content with its next statement. Processes of ours are asked to
+//! park meanwhile, because what they remember of the old content must not be mixed with the new one, and because an older
+//! schema is brought up to date by the next opener. The write lock is taken first and held to the end, and the present state is
+//! kept under it: nothing that anybody commits falls between the snapshot and the replacement.
+//!
+//! **By rename** ([`rename`]) else, and only when nobody has any of the files open. Why that bears a kill at any point is said
+//! in `statehouse_sqlite::admission`, where it is done. What is readable is emptied into its main file first, an interrupted
+//! transaction is rolled back first; so between any two steps the main file alone is the whole old database or the whole new
+//! one, and nothing is left for the next opener to finish.
+
+pub(crate) mod compare;
+pub(crate) mod copy;
+mod error;
+mod live;
+mod plan;
+mod present;
+mod records;
+mod rename;
+pub(crate) mod source;
+mod to;
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde::Serialize;
+use statehouse_sessions::{OpenMode, SqliteStore, Store as _};
+use statehouse_sqlite::admission::{Admission, Vacant, Wanted};
+use statehouse_sqlite::incidents::{self, Kind, Outcome, Report};
+use statehouse_sqlite::{Error as DatabaseError, Family, Reason, capture};
+
+use crate::maintenance::{self, ms};
+use crate::progress::Watch;
+use present::Present;
+use source::{Found, Source};
+
+pub use compare::{Table, Tables};
+pub use error::{Error, Result};
+pub use plan::{Planned, plan};
+pub use to::to;
+
+/// What somebody asks for.
+pub struct Asked<'a> {
+    /// The id of a snapshot or of a capture, or a file.
+    pub source: &'a OsStr,
+    /// The database that is replaced.
+    pub path: &'a Path,
+    /// True if a store of ours belongs there, whatever lies there now.
+    pub ours: bool,
+    /// A directory for a private image of a source that has a log.
+    pub scratch: &'a Path,
+    /// How it is admitted.
+    pub wanted: Wanted<'a>,
+    /// Is told how far it is.
+    pub watch: Watch<'a>,
+    /// Is told what will be replaced, before it is.
+    pub before: &'a dyn Fn(&Tables),
+}
+
+/// How the content came to its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum How {
+    /// As one transaction of the database that is there.
+    Live,
+    /// As another file.
+    Rename,
+    /// Into a new file elsewhere.
+    To,
+}
+
+/// Where the state before it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Before {
+    /// The snapshot; `null` where there could be none.
+    pub id: Option<String>,
+    /// Its file, or the directory in which the files lie that were there.
+    pub path: String,
+    /// Why there is no snapshot.
+    pub reason: Option<String>,
+}
+
+/// What was done.
+#[derive(Debug, Serialize)]
+pub struct Restored {
+    /// The source as it is called: an id, or a file.
+    pub source: String,
+    /// `snapshot`, `capture` or `file`.
+    pub kind: &'static str,
+    /// The database that was restored, or the new file.
+    pub path: String,
+    /// How.
+    pub how: How,
+    /// Where the state before it is kept; `null` where nothing was replaced.
+    pub before: Option<Before>,
+    /// What was replaced, table by table.
+    pub tables: Tables,
+    /// Programs that have it open, and see the new content with their next statement.
+    pub held_by: Vec<String>,
+    /// The directory with the files that were replaced, if files were.
+    pub replaced: Option<String>,
+    /// True: it was opened anew, and holds what the source holds.
+    pub verified: bool,
+    /// What should be known about it, each a sentence.
+    pub notes: Vec<String>,
+    /// What `--force` went on beside.
+    pub overridden: Vec<String>,
+    /// How long it took.
+    pub ms: f64,
+}
+
+/// Restores.
+///
+/// # Errors
+/// What refuses it, with nothing changed; or what went wrong, with the old database or the new one in place.
+pub fn run(asked: &Asked<'_>) -> Result<Restored> {
+    let begun = Instant::now();
+    let family = Family::of(asked.path)?;
+    let mut present = Present::of(&family)?;
+    let found = Found::of(asked.source, Some(&family))?;
+    refuse_itself(&found, &family)?;
+    present.refuse_first(&asked.wanted, None)?;
+    // The image of a capture that is taken over is gone after that; and where it is what is restored, its rows are there anyhow.
+    let is_capture = matches!(found, Found::Capture(..));
+    if !is_capture && present.ours() && take_over(&family, asked.wanted.patience)? {
+        present = Present::of(&family)?;
+    }
+    let source = Source::verified(found, asked.scratch, asked.wanted.patience)?;
+    permitted(asked, source.fits(present.header(), None, asked.ours || present.ours()))?;
+    present.refuse_first(&asked.wanted, Some(&source))?;
+    present.room(&source)?;
+    let mut done = put(asked, &family, &present, &source)?;
+    done.ms = ms(begun);
+    report(&family, &done);
+    Ok(done)
+}
+
+fn put(asked: &Asked<'_>, family: &Family, present: &Present, source: &Source) -> Result<Restored> {
+    let wanted = &asked.wanted;
+    let live = present.can_be_live(source);
+    let why = match present {
+        Present::Beyond { why, .. } => why.clone(),
+        Present::Readable(_) => {
+            let admission =
+                if live { Admission::obtain_beside(family, wanted) } else { Admission::obtain(family, wanted) };
+            match admission {
+                Ok(admission) => {
+                    let done = match live {
+                        true => live::restore(&admission, asked, source),
+                        false => rename::keep(&admission, asked, source).map(rename::Kept::later),
+                    };
+                    match done {
+                        Ok(live::Outcome::Done(done)) => return Ok(*done),
+                        Ok(live::Outcome::Kept(kept)) => return rename::readable(admission, asked, source, kept),
+                        Err(Error::Work(maintenance::Error::Unsound { found, .. })) => {
+                            let vacant = admission.vacate(wanted)?;
+                            return rename::beyond(vacant, asked, source, &format!("it is damaged: {found}"));
+                        }
+                        Err(e) => return Err(e),
+                    }
+                }
+                Err(e) if e.reason() == Some(Reason::HotJournal) => {
+                    let vacant = Vacant::obtain(family, wanted)?;
+                    return rename::interrupted(vacant, asked, source);
+                }
+                Err(DatabaseError::Damaged { detail }) => format!("it is damaged: {detail}"),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    };
+    rename::beyond(Vacant::obtain(family, wanted)?, asked, source, &why)
+}
+
+/// Lets a store of ours take over the rows that only captures have, as its next opener would: else that would bring them, and
+/// with them most of what is replaced here, into the restored content. What cannot be opened takes over nothing.
+fn take_over(family: &Family, patience: std::time::Duration) -> Result<bool> {
+    let waits =
+        |c: &capture::Capture| !c.is_merged() && !c.is_unreadable() && !c.is_overtaken() && c.ready_image().is_some();
+    if !capture::list(family)?.iter().any(waits) {
+        return Ok(false);
+    }
+    let mode = OpenMode { patience, ..OpenMode::existing() };
+    let Ok(store) = SqliteStore::open(&family.main(), "restore", mode) else { return Ok(false) };
+    store.close();
+    Ok(true)
+}
+
+/// What force overrides of what a source is.
+fn permitted(asked: &Asked<'_>, fits: Result<()>) -> Result<()> {
+    match fits {
+        Err(Error::OtherProgram { .. }) if asked.wanted.force => Ok(()),
+        fits => fits,
+    }
+}
+
+/// A source with no table that is in the database is a database of another program, whatever its header says.
+fn refuse_stranger(asked: &Asked<'_>, source: &Source, tables: &Tables) -> Result<()> {
+    let here: Vec<String> = tables.iter().filter(|(_, t)| t.here.is_some()).map(|(n, _)| n.clone()).collect();
+    permitted(asked, source.fits(None, Some(&here), false))
+}
+
+fn refuse_itself(found: &Found, family: &Family) -> Result<()> {
+    use statehouse_sqlite::Status;
+    let identity = |path: &Path| Status::of(path).ok().flatten().map(|s| s.identity);
+    let source = identity(found.path());
+    let member =
+        statehouse_sqlite::Member::ALL.into_iter().any(|m| source.is_some() && identity(&family.path(m)) == source);
+    if member { Err(Error::SameFile { path: found.path().to_owned() }) } else { Ok(()) }
+}
+
+/// It is known beside the database that this happened. Without room for that it has happened all the same.
+fn report(family: &Family, done: &Restored) {
+    let before = done.before.as_ref();
+    let lost: i64 = done.tables.values().filter_map(|t| t.only_here).sum();
+    let kept = before.map(|b| match &b.id {
+        Some(id) => format!("the state before it is the snapshot {id}"),
+        None => format!("the files before it are in {}", b.path),
+    });
+    let next =
+        before.and_then(|b| b.id.as_ref()).map(|id| format!("to go back: statehouse restore {id} {}", done.path));
+    let report = Report {
+        kind: Kind::Restored,
+        role: "restore".to_owned(),
+        what: format!("the {} {} was put in the place of the database", done.kind, done.source),
+        cause: "somebody asked for it".to_owned(),
+        evidence: kept.into_iter().collect(),
+        done: match done.how {
+            How::Live => "as one transaction; no file was replaced".to_owned(),
+            _ => "as another main file; the old files were moved aside".to_owned(),
+        },
+        lost: (lost > 0).then(|| format!("{lost} rows were there before and are only in what was kept")),
+        next: next.unwrap_or_default(),
+        outcome: Outcome::Kept,
+        open: false,
+    };
+    let _ = incidents::report(family, report);
+}
+
+/// A path as answers give it.
+fn lossy(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// A directory of this store's own for a file that is being made. What is in it was left by a process that is dead, for only
+/// one at a time is admitted.
+fn staging(inspected: &statehouse_sqlite::secure::Inspected) -> Result<PathBuf> {
+    use std::os::fd::AsFd as _;
+    let side = statehouse_sqlite::side::create(inspected)?;
+    let path = inspected.family().side_directory().join("restoring");
+    let _ = std::fs::remove_dir_all(&path);
+    statehouse_sqlite::side::subdirectory(inspected, side.as_fd(), "restoring", &path)?;
+    Ok(path)
+}

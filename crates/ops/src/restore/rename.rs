@@ -1,0 +1,142 @@
+//! Another main file in the place of the old one, where nobody has any of the files open.
+
+use std::path::PathBuf;
+
+use statehouse_sqlite::admission::{Admission, Placed, Vacant};
+use statehouse_sqlite::headers::Journal;
+use statehouse_sqlite::secure::{self, Inspected, Purpose};
+use statehouse_sqlite::{Member, immutable, uri};
+
+use super::error::Result;
+use super::live::Outcome;
+use super::source::Source;
+use super::{Asked, Before, How, Restored, Tables, compare, copy, lossy, records, refuse_stranger, staging};
+use crate::maintenance::checkpoint;
+use crate::maintenance::whole;
+
+/// The present state as a snapshot, and the new file, ready to take its place.
+pub(super) struct Kept {
+    before: Before,
+    tables: Tables,
+    new: PathBuf,
+    /// Where the old files go, if that is there already.
+    aside: Option<PathBuf>,
+}
+
+impl Kept {
+    pub(super) fn later(self) -> Outcome {
+        Outcome::Kept(self)
+    }
+}
+
+/// Keeps what is there and makes the new file, while nobody else is in. Changes nothing about the database.
+pub(super) fn keep(admission: &Admission, asked: &Asked<'_>, source: &Source) -> Result<Kept> {
+    let family = admission.family();
+    let connection = admission.connection();
+    whole::require(connection, &family.main())?;
+    let inspected = secure::inspect(family, Purpose::Own)?;
+    let (id, path) = records::before(admission, asked.watch)?;
+    let before = Before { id: Some(id), path: lossy(&path), reason: None };
+    // The snapshot is what is there, and can be read by a second connection in whatever mode that is.
+    let tables = compare::compare(Some(&uri(&path, "immutable=1")), source.uri())?;
+    refuse_stranger(asked, source, &tables)?;
+    let mode: String = connection.pragma_query_value(None, "journal_mode", |r| r.get(0))?;
+    let new = stage(&inspected, asked, source, mode == "wal")?;
+    Ok(Kept { before, tables, new, aside: None })
+}
+
+/// Puts the new file in the place of a database that can be read.
+pub(super) fn readable(admission: Admission, asked: &Asked<'_>, source: &Source, kept: Kept) -> Result<Restored> {
+    // From here on the main file alone is the whole database.
+    checkpoint::empty_the_log(&admission, &|_| {})?;
+    let vacant = admission.vacate(&asked.wanted)?;
+    (asked.before)(&kept.tables);
+    place(&vacant, source, kept)
+}
+
+/// Puts the new file in the place of what cannot be read. What lies there is kept as it is.
+pub(super) fn beyond(vacant: Vacant, asked: &Asked<'_>, source: &Source, why: &str) -> Result<Restored> {
+    let new = stage(vacant.inspected(), asked, source, wal(&vacant, asked, source))?;
+    let tables = compare::compare(None, source.uri())?;
+    (asked.before)(&tables);
+    let before = Before { id: None, path: String::new(), reason: Some(why.to_owned()) };
+    place(&vacant, source, Kept { before, tables, new, aside: None })
+}
+
+/// As [`beyond`] beside the journal of an interrupted transaction. All files are copied, then SQLite rolls the transaction
+/// back, as any opener would: from then on the main file alone is the whole database.
+pub(super) fn interrupted(vacant: Vacant, asked: &Asked<'_>, source: &Source) -> Result<Restored> {
+    let copies = vacant.aside()?;
+    vacant.copy_members(&copies)?;
+    let vacant = vacant.let_sqlite_recover(&asked.wanted)?;
+    let why = format!(
+        "it had an interrupted transaction; the files as they were are copied to {}, and the transaction was rolled back",
+        copies.display()
+    );
+    let new = stage(vacant.inspected(), asked, source, wal(&vacant, asked, source))?;
+    let tables = compare::compare(Some(&uri(&vacant.inspected().family().main(), "immutable=1")), source.uri())?;
+    refuse_stranger(asked, source, &tables)?;
+    (asked.before)(&tables);
+    let before = Before { id: None, path: String::new(), reason: Some(why) };
+    place(&vacant, source, Kept { before, tables, new, aside: Some(copies) })
+}
+
+/// Whether what belongs there has a log.
+fn wal(vacant: &Vacant, asked: &Asked<'_>, source: &Source) -> bool {
+    let inspected = vacant.inspected();
+    let log = inspected.get(Member::Wal).is_some() || inspected.get(Member::Shm).is_some();
+    asked.ours || inspected.created_before() || source.is_ours() || log || source.header.journal == Journal::Wal
+}
+
+fn stage(inspected: &Inspected, asked: &Asked<'_>, source: &Source, wal: bool) -> Result<PathBuf> {
+    let new = staging(inspected)?.join("image");
+    let made = copy::write(source, &new, wal, asked.watch)
+        .and_then(|()| copy::hand_over(inspected, &new, source.is_ours() || asked.ours));
+    match made {
+        Ok(()) => Ok(new),
+        Err(e) => {
+            clear(&new);
+            Err(e)
+        }
+    }
+}
+
+fn clear(new: &std::path::Path) {
+    if let Some(directory) = new.parent() {
+        let _ = std::fs::remove_dir_all(directory);
+    }
+}
+
+fn place(vacant: &Vacant, source: &Source, kept: Kept) -> Result<Restored> {
+    let Kept { mut before, tables, new, aside } = kept;
+    let family = vacant.inspected().family();
+    let aside = aside.map_or_else(|| vacant.aside(), Ok)?;
+    if before.id.is_none() {
+        before.path = lossy(&aside);
+    }
+    let placed = vacant.place(&new, &aside);
+    clear(&new);
+    let Placed { aside, left, .. } = placed?;
+    let fresh = immutable(&family.main())?;
+    whole::require(&fresh, &family.main())?;
+    copy::same(source, &fresh, &before.path)?;
+    let mut notes = source.notes.clone();
+    if !left.is_empty() {
+        notes
+            .push(format!("still waiting for the replaced main file, end them before they write: {}", left.join("; ")));
+    }
+    Ok(Restored {
+        source: source.found.name(),
+        kind: source.found.kind(),
+        path: lossy(&family.main()),
+        how: How::Rename,
+        before: Some(before),
+        tables,
+        held_by: Vec::new(),
+        replaced: Some(lossy(&aside)),
+        verified: true,
+        notes,
+        overridden: vacant.overridden().to_vec(),
+        ms: 0.0,
+    })
+}
