@@ -8,6 +8,7 @@ mod attach;
 pub mod check;
 pub mod maintenance;
 pub mod progress;
+pub mod snapshots;
 pub mod status;
 pub mod verify;
 

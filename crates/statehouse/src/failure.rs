@@ -146,6 +146,21 @@ impl From<statehouse_ops::maintenance::Error> for Failure {
     }
 }
 
+impl From<statehouse_ops::snapshots::Error> for Failure {
+    fn from(e: statehouse_ops::snapshots::Error) -> Failure {
+        match e {
+            statehouse_ops::snapshots::Error::Work(statehouse_ops::maintenance::Error::Database(e)) => e.into(),
+            e => Failure {
+                exit: if e.is_refusal() { exit::REFUSED } else { exit::FAILED },
+                code: e.code().into(),
+                message: e.to_string(),
+                detail: e.detail(),
+                hint: e.hint().into(),
+            },
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test")]
@@ -193,8 +208,9 @@ mod tests {
         ];
         let store = ["not_found", "invalid", "bad_source"];
         let maintenance = ["no_room", "would_renumber", "wal_only", "undone", "mode_not_taken"];
+        let snapshots = ["unverified", "too_slow", "snapshot_changed"];
         let reasons = Reason::ALL.iter().map(|r| r.code());
-        for code in own.into_iter().chain(database).chain(store).chain(maintenance).chain(reasons) {
+        for code in own.into_iter().chain(database).chain(store).chain(maintenance).chain(snapshots).chain(reasons) {
             assert!(page.contains(&format!("| `{code}` |")), "{code} is not in docs/contract.md");
         }
     }

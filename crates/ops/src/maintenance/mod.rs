@@ -12,9 +12,9 @@ pub mod error;
 pub mod journal_mode;
 pub mod optimize;
 pub mod policy;
-mod room;
+pub(crate) mod room;
 pub mod vacuum;
-mod whole;
+pub(crate) mod whole;
 
 use std::path::Path;
 use std::time::Instant;
@@ -167,7 +167,7 @@ fn size(family: &Family, member: Member) -> Result<u64> {
 }
 
 /// Quotes a name for SQL.
-fn quoted(name: &str) -> String {
+pub(crate) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 

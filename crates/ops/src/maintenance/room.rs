@@ -48,7 +48,7 @@ fn path<S: serde::Serializer>(path: &Option<PathBuf>, to: S) -> std::result::Res
 }
 
 /// Bytes that this user may still write on the volume of a directory, and which volume that is.
-fn free(directory: &Path) -> std::io::Result<(u64, u64)> {
+pub(crate) fn free(directory: &Path) -> std::io::Result<(u64, u64)> {
     let volume = rustix::fs::statvfs(directory)?;
     let device = rustix::fs::stat(directory)?.st_dev;
     Ok((volume.f_bavail.saturating_mul(volume.f_frsize), device))

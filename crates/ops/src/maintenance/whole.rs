@@ -10,35 +10,61 @@ use super::error::{Error, Result};
 use super::quoted;
 use crate::verify::is_of_search_index;
 
+/// How closely a structure is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// The trees of pages (`PRAGMA quick_check`).
+    Quick,
+    /// Also that every index has exactly the rows of its table (`PRAGMA integrity_check`).
+    Full,
+}
+
+impl Depth {
+    fn pragma(self, argument: &str) -> String {
+        let name = match self {
+            Depth::Quick => "quick_check",
+            Depth::Full => "integrity_check",
+        };
+        format!("PRAGMA {name}({argument})")
+    }
+}
+
 /// Refuses a database whose structure is damaged. What SQLite says of search indexes is not about the structure: tokenizers
 /// differ between programs.
 pub(super) fn require(connection: &Connection, path: &Path) -> Result<()> {
-    let unsound = |found: String| Err(Error::Unsound { path: path.to_owned(), found });
-    let found = match lines(connection, "PRAGMA quick_check(20)") {
-        // Some damage is met before the check could put it in words.
-        Err(e) if is_damage(&e) => return unsound(e.to_string()),
-        // A search index with a tokenizer that this SQLite does not have keeps it from looking at anything; the tables one by
-        // one can be looked at.
-        Err(rusqlite::Error::SqliteFailure(e, _)) if e.code == rusqlite::ErrorCode::Unknown => {
-            let mut found = Vec::new();
-            for table in tables(connection)? {
-                match lines(connection, &format!("PRAGMA quick_check({})", quoted(&table))) {
-                    Err(e) if is_damage(&e) => return unsound(format!("{table}: {e}")),
-                    lines => found.extend(lines?),
-                }
-            }
-            found
-        }
-        other => other?,
-    };
-    let found: Vec<String> = found.into_iter().filter(|l| l != "ok" && !is_of_search_index(l)).collect();
+    let found: Vec<String> =
+        faults(connection, Depth::Quick, 20)?.into_iter().filter(|l| !is_of_search_index(l)).collect();
     if found.is_empty() {
         return Ok(());
     }
-    unsound(found.join("; "))
+    Err(Error::Unsound { path: path.to_owned(), found: found.join("; ") })
 }
 
-fn is_damage(e: &rusqlite::Error) -> bool {
+/// What a check of the structure finds, at most `most` lines of it; empty if there is nothing. Damage that is met before the
+/// check could put it in words is among it.
+pub(crate) fn faults(connection: &Connection, depth: Depth, most: u32) -> rusqlite::Result<Vec<String>> {
+    let mut found = Vec::new();
+    match lines(connection, &depth.pragma(&most.to_string())) {
+        Ok(lines) => found = lines,
+        Err(e) if is_damage(&e) => found.push(e.to_string()),
+        // A search index with a tokenizer that this SQLite does not have keeps it from looking at anything; the tables one by
+        // one can be looked at.
+        Err(rusqlite::Error::SqliteFailure(e, _)) if e.code == rusqlite::ErrorCode::Unknown => {
+            for table in tables(connection)? {
+                match lines(connection, &depth.pragma(&quoted(&table))) {
+                    Ok(lines) => found.extend(lines),
+                    Err(e) if is_damage(&e) => found.push(format!("{table}: {e}")),
+                    Err(e) => return Err(e),
+                }
+            }
+        }
+        Err(e) => return Err(e),
+    }
+    found.retain(|line| line != "ok");
+    Ok(found)
+}
+
+pub(crate) fn is_damage(e: &rusqlite::Error) -> bool {
     use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
     matches!(e.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase))
 }
@@ -55,11 +81,11 @@ fn tables(connection: &Connection) -> rusqlite::Result<Vec<String>> {
 
 /// How many rows each table has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Rows(BTreeMap<String, i64>);
+pub(crate) struct Rows(BTreeMap<String, i64>);
 
 impl Rows {
     /// Counts the rows of every table that `wanted` names.
-    pub(super) fn count(connection: &Connection, wanted: impl Fn(&str) -> bool) -> Result<Rows> {
+    pub(crate) fn count(connection: &Connection, wanted: impl Fn(&str) -> bool) -> Result<Rows> {
         let mut rows = BTreeMap::new();
         let objects = connection.query_row("SELECT count(*) FROM sqlite_schema", [], |r| r.get(0))?;
         rows.insert("sqlite_schema".to_owned(), objects);
@@ -70,8 +96,13 @@ impl Rows {
         Ok(Rows(rows))
     }
 
+    /// The numbers of the tables that programs made, by name.
+    pub(crate) fn of_programs(self) -> BTreeMap<String, i64> {
+        self.0.into_iter().filter(|(name, _)| !name.starts_with("sqlite_")).collect()
+    }
+
     /// What is different in `after`; empty if nothing is.
-    pub(super) fn differences(&self, after: &Rows) -> String {
+    pub(crate) fn differences(&self, after: &Rows) -> String {
         let of = |rows: &Rows, name: &str| rows.0.get(name).map_or_else(|| "none".to_owned(), i64::to_string);
         let names: std::collections::BTreeSet<&String> = self.0.keys().chain(after.0.keys()).collect();
         let differing = names.into_iter().filter(|n| self.0.get(*n) != after.0.get(*n));
