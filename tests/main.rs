@@ -23,4 +23,6 @@ mod readme;
 mod refusals;
 mod removed;
 mod situations;
+mod snapshot_trouble;
+mod snapshots;
 mod up;

@@ -102,6 +102,10 @@ fn beside(ghost: &Holder) -> String {
     )
 }
 
+fn now() -> String {
+    format!("{:.6}", jiff::Timestamp::now())
+}
+
 /// A name that sorts by time.
 pub(super) fn new_id() -> String {
     format!("{}-{}", jiff::Timestamp::now().strftime("%Y%m%dT%H%M%S.%6fZ"), std::process::id())
@@ -118,7 +122,7 @@ pub(super) fn failed(family: &Family, id: &str, reason: &str, error: &Error) -> 
         path: PathBuf::new(),
         database: family.main().to_string_lossy().into_owned(),
         serial: all.last().map_or(0, |s| s.serial) + 1,
-        created_at: format!("{:.6}", jiff::Timestamp::now()),
+        created_at: now(),
         reason: reason.to_owned(),
         bytes: 0,
         rows: Default::default(),
@@ -263,9 +267,12 @@ impl Work<'_> {
         let family = self.family();
         let limits = Limits::of(self.wish);
         let reading = source.connection().map(Reading::begin);
+        let mut created_at = now();
         match &reading {
             Some(reading) => {
                 let bytes = source::pin(reading.connection, family)?;
+                // What is committed from here on is not in it.
+                created_at = now();
                 self.room(bytes)?;
                 let limits = Limits { reserve: keep::reserve(bytes), ..limits };
                 (self.watch)(Progress::Begins { what: "copying", bytes: Some(bytes) });
@@ -325,7 +332,7 @@ impl Work<'_> {
             path: PathBuf::new(),
             database: family.main().to_string_lossy().into_owned(),
             serial: 0,
-            created_at: format!("{:.6}", jiff::Timestamp::now()),
+            created_at,
             reason: self.wish.reason.clone(),
             bytes,
             rows: proved.rows,
