@@ -127,17 +127,25 @@ pub(super) enum Plain {
     Moved,
 }
 
+/// Refuses beside a journal that must be rolled back first. Who has the database open does not matter: to be asked when nobody
+/// has. One whose first byte is zero is over (`PRAGMA journal_mode = PERSIST`).
+pub(super) fn refuse_hot_journal(inspected: &Inspected) -> Result<()> {
+    use std::os::unix::fs::FileExt as _;
+    let Some(journal) = inspected.get(Member::Journal).filter(|j| j.status.size > 0) else { return Ok(()) };
+    let path = inspected.family().path(Member::Journal);
+    let mut first = [0];
+    files::open(&journal.magic_path())
+        .and_then(|f| f.read_exact_at(&mut first, 0))
+        .map_err(|e| io("read", &path, e))?;
+    if first == [0] {
+        return Ok(());
+    }
+    Err(DatabaseError::refused(Reason::HotJournal, path, "what the database holds is only known after that").into())
+}
+
 /// Copies main file and log as plain files. This process must have no connection to the database.
 pub(super) fn plain(inspected: &Inspected, journal: Journal, to: &mut File) -> Result<Plain> {
     let family = inspected.family();
-    if inspected.get(Member::Journal).is_some_and(|j| j.status.size > 0) {
-        return Err(DatabaseError::refused(
-            Reason::HotJournal,
-            family.path(Member::Journal),
-            "what the database holds is only known after that",
-        )
-        .into());
-    }
     let before = stamps(family)?;
     if before != stamps_of(inspected) {
         return Ok(Plain::Moved);

@@ -204,6 +204,14 @@ impl Drop for Reading<'_> {
     }
 }
 
+/// The state of the database that is copied.
+struct State<'a> {
+    reading: Option<Reading<'a>>,
+    limits: Limits,
+    bytes: u64,
+    created_at: String,
+}
+
 /// What a copy came to.
 enum Made {
     Good(Box<Snapshot>),
@@ -227,12 +235,25 @@ impl Work<'_> {
 
     /// All of it; `bytes` is about how large the database is.
     fn run(&self, bytes: u64, source: Source<'_>) -> Result<Snapshot> {
+        let limits = Limits::of(self.wish);
+        // Whatever refuses it does so before anything is made.
+        let reading = source.connection().map(Reading::begin);
+        let bytes = match &reading {
+            Some(reading) => source::pin(reading.connection, self.family())?,
+            None => {
+                source::refuse_hot_journal(self.inspected)?;
+                bytes
+            }
+        };
+        // What is committed from here on is not in it.
+        let created_at = now();
         self.room(bytes)?;
+        let limits = Limits { reserve: keep::reserve(bytes), ..limits };
         let place = Place::create(self.inspected)?;
         place.sweep();
         let id = new_id();
-        let made = self.make(&place.path, &id, source);
-        match made {
+        let state = State { reading, limits, bytes, created_at };
+        match self.make(&place.path, &id, state) {
             Ok(taken) => {
                 // It is there whether the old ones can be removed or not.
                 let _ = keep::prune(self.family(), &self.wish.keep);
@@ -253,9 +274,9 @@ impl Work<'_> {
         keep::room(self.family(), bytes, self.wish.compress, &self.wish.keep, &self.wish.reason)
     }
 
-    fn make(&self, place: &Path, id: &str, source: Source<'_>) -> Result<Snapshot> {
+    fn make(&self, place: &Path, id: &str, state: State<'_>) -> Result<Snapshot> {
         let mut staged = Staged::create(self.inspected, place, id)?;
-        match self.copy(id, &mut staged, source)? {
+        match self.copy(id, &mut staged, state)? {
             Made::Good(snapshot) if self.wish.compress => self.publish_packed(place, staged, *snapshot),
             Made::Good(snapshot) => self.publish(place, staged, *snapshot),
             Made::Unsound { found, bytes, hash } => self.put_away(place, id, staged, found, (bytes, hash)),
@@ -263,27 +284,16 @@ impl Work<'_> {
     }
 
     /// Makes the copy, and looks at it while the source is still in the same transaction.
-    fn copy(&self, id: &str, staged: &mut Staged, source: Source<'_>) -> Result<Made> {
+    fn copy(&self, id: &str, staged: &mut Staged, state: State<'_>) -> Result<Made> {
         let family = self.family();
-        let limits = Limits::of(self.wish);
-        let reading = source.connection().map(Reading::begin);
-        let mut created_at = now();
+        let State { reading, limits, bytes, created_at } = state;
+        (self.watch)(Progress::Begins { what: "copying", bytes: Some(bytes) });
         match &reading {
-            Some(reading) => {
-                let bytes = source::pin(reading.connection, family)?;
-                // What is committed from here on is not in it.
-                created_at = now();
-                self.room(bytes)?;
-                let limits = Limits { reserve: keep::reserve(bytes), ..limits };
-                (self.watch)(Progress::Begins { what: "copying", bytes: Some(bytes) });
-                source::backup(reading.connection, &staged.path, &limits, self.watch)?;
+            Some(reading) => source::backup(reading.connection, &staged.path, &limits, self.watch)?,
+            None if source::plain(self.inspected, self.journal, &mut staged.file)? == Plain::Moved => {
+                return Err(DatabaseError::refused(Reason::Changed, family.main(), "").into());
             }
-            None => {
-                (self.watch)(Progress::Begins { what: "copying", bytes: None });
-                if source::plain(self.inspected, self.journal, &mut staged.file)? == Plain::Moved {
-                    return Err(DatabaseError::refused(Reason::Changed, family.main(), "").into());
-                }
-            }
+            None => {}
         }
         let io = |e: std::io::Error| io("write", &staged.path, e);
         // Opened by anybody it must not ask for a log and an index beside it.
