@@ -267,11 +267,15 @@ fn a_journal_that_must_be_rolled_back_first_is_refused_and_stays() {
     let refused = on(&left, &["snapshot"]);
     assert_eq!((refused.code(), error_code(&refused).as_str()), (4, "refused_hot_journal"), "{refused:#?}");
     before.assert_unchanged(&copy, &[]);
-    // While its program lives it is an ordinary transaction, and what was before it is copied.
+    // While its program lives it is a transaction like any other, which keeps everybody else from reading.
+    let busy = on(&path, &["snapshot", "--patience", "0.2"]);
+    assert_eq!((busy.code(), error_code(&busy).as_str()), (5, "busy"), "{busy:#?}");
+    let said = busy.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(said.contains(&format!("PID {}", python.pid())), "{said}");
+    python.sql("ROLLBACK").unwrap();
     let snapshot = taken(&path);
     assert_good(&snapshot);
     assert_eq!(snapshot["rows"]["m"], 3000);
-    python.sql("COMMIT").unwrap();
 }
 
 #[test]

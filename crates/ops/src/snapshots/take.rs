@@ -83,6 +83,18 @@ pub fn take_admitted(admission: &Admission, wish: &Wish, watch: Watch<'_>) -> Re
     work.run(bytes, Source::Admitted(connection))
 }
 
+/// SQLite says neither how long it waited nor for whom.
+fn who_holds(e: Error, family: &Family, since: Instant) -> Error {
+    if !e.is_busy() {
+        return e;
+    }
+    let others = holders::scan(family).map(|r| r.holders).unwrap_or_default();
+    let names: Vec<String> =
+        others.iter().filter(|h| !h.is_self).map(|h| format!("{}; to stop it: {}", name(h), h.stop)).collect();
+    let holder = (!names.is_empty()).then(|| names.join("; "));
+    DatabaseError::Busy { waited: since.elapsed(), holder }.into()
+}
+
 fn is_moved(e: &Error) -> bool {
     matches!(e, Error::Work(maintenance::Error::Database(e)) if e.reason() == Some(Reason::Changed))
 }
@@ -239,7 +251,8 @@ impl Work<'_> {
         // Whatever refuses it does so before anything is made.
         let reading = source.connection().map(Reading::begin);
         let bytes = match &reading {
-            Some(reading) => source::pin(reading.connection, self.family())?,
+            Some(reading) => source::pin(reading.connection, self.family())
+                .map_err(|e| who_holds(e, self.family(), reading.begun))?,
             None => {
                 source::refuse_hot_journal(self.inspected)?;
                 bytes
