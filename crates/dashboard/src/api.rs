@@ -88,6 +88,11 @@ pub(crate) async fn jobs(State(app): State<Arc<App>>) -> Result<Response, Proble
     Ok(json(StatusCode::OK, &jobs.iter().map(JobDocument::from).collect::<Vec<_>>()))
 }
 
+/// `GET /api/incidents`: all of them, also those that are closed, the oldest first.
+pub(crate) async fn incidents(State(app): State<Arc<App>>) -> Result<Response, Problem> {
+    Ok(json(StatusCode::OK, &app.incidents.ask(crate::pages::HOLDERS_FRESH).await?))
+}
+
 /// The conversation with this id here or elsewhere.
 pub(crate) async fn session_of(app: &App, id: String) -> Result<Session, Problem> {
     app.store(move |s| s.find_session(&id)).await

@@ -23,6 +23,7 @@ pub(crate) struct App {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) login: Login,
     pub(crate) holders: Asked,
+    pub(crate) incidents: Asked,
     pub(crate) changes: Changes,
     pub(crate) closing: Closing,
 }
@@ -45,12 +46,15 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/store", get(pages::store))
         .route("/jobs", get(pages::jobs))
         .route("/incidents", get(pages::incidents))
+        .route("/incidents/{id}", get(pages::incident))
+        .route("/incidents/{id}/close", post(pages::close_incident))
         .route("/api/sessions", get(api::sessions))
         .route("/api/sessions/{id}", get(api::session))
         .route("/api/sessions/{id}/events", get(live::events))
         .route("/api/search", get(api::search))
         .route("/api/store", get(api::store))
         .route("/api/jobs", get(api::jobs))
+        .route("/api/incidents", get(api::incidents))
         .route("/login", get(login::page).post(login::log_in))
         .route("/logout", post(login::log_out))
         .route("/assets/style.css", get(style))
@@ -88,6 +92,10 @@ impl App {
 /// Name, then who it is, then the address; and what every answer carries.
 async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let mut response = match refusal(&app, &request) {
+        None if is_page(request.uri().path()) => {
+            let notice = pages::notice_of(&app).await;
+            pages::NOTICE.scope(notice, next.run(request)).await
+        }
         None => next.run(request).await,
         Some(refusal) => refusal,
     };
@@ -108,6 +116,11 @@ async fn gate(State(app): State<Arc<App>>, request: Request, next: Next) -> Resp
     }
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     response
+}
+
+/// True if what is there is shown to a person who is logged in.
+fn is_page(path: &str) -> bool {
+    !["/api/", "/assets/", "/login", "/logout", "/healthz"].iter().any(|other| path.starts_with(other))
 }
 
 fn refusal(app: &App, request: &Request) -> Option<Response> {

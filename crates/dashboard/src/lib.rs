@@ -20,7 +20,7 @@ use std::sync::Arc;
 use statehouse_http::{Asked, Closing};
 use statehouse_sessions::Store;
 
-pub use options::Options;
+pub use options::{CloseIncident, Options};
 pub use statehouse_http::{Hosts, Limits, Probe, Token, WeakToken, runtime};
 
 /// A code for [`Options::login_code`].
@@ -49,6 +49,7 @@ pub async fn serve(
     let app = Arc::new(app::App {
         login: login::Login::new(options.login_code.clone(), cookie),
         holders: Asked::new(Arc::clone(&options.holders)),
+        incidents: Asked::new(Arc::clone(&options.incidents)),
         changes: live::Changes::default(),
         closing: closing.clone(),
         options,

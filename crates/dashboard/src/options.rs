@@ -1,6 +1,12 @@
 //! What a dashboard is given.
 
+use std::sync::Arc;
+
+use serde_json::json;
 use statehouse_http::{Hosts, Limits, Probe, Token};
+
+/// Closes an incident by its id, because somebody has looked at it; false if there is none. The error is a sentence.
+pub type CloseIncident = Arc<dyn Fn(&str) -> Result<bool, String> + Send + Sync>;
 
 /// How a dashboard runs.
 #[derive(Clone)]
@@ -12,6 +18,10 @@ pub struct Options {
     /// The document of `statehouse holders --json` for this store. Asked at most once a second, and only when somebody
     /// looks.
     pub holders: Probe,
+    /// The document of `statehouse incidents --all --json` for this store. Asked at most once a second, and only when somebody looks.
+    pub incidents: Probe,
+    /// Closes one of these.
+    pub close_incident: CloseIncident,
     /// Names, apart from the loopback ones, under which the dashboard may be called.
     pub hosts: Hosts,
     /// What one client may take.
@@ -19,8 +29,16 @@ pub struct Options {
 }
 
 impl Options {
-    /// A dashboard with the usual limits and no login link.
+    /// A dashboard with the usual limits, no login link, and no incidents to show.
     pub fn new(token: Token, holders: Probe) -> Options {
-        Options { token, login_code: None, holders, hosts: Hosts::default(), limits: Limits::default() }
+        Options {
+            token,
+            login_code: None,
+            holders,
+            incidents: Arc::new(|| json!([])),
+            close_incident: Arc::new(|_| Ok(false)),
+            hosts: Hosts::default(),
+            limits: Limits::default(),
+        }
     }
 }

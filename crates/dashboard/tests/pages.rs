@@ -1,6 +1,7 @@
 //! What people see.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 use statehouse_sessions::{JobKind, NewMessage, Role, Store};
@@ -200,5 +201,58 @@ fn jobs_are_listed() {
     house.store.ensure_job("tidy", JobKind::Housekeeping { name: "optimize".into() }, 5400).unwrap();
     let page = house.page("/jobs");
     assert!(page.contains("tidy") && page.contains("every 90m") && page.contains("housekeeping: optimize"));
-    assert!(house.page("/incidents").contains("statehouse status"));
+    assert!(house.page("/incidents").contains("No incident is open"));
+}
+
+#[test]
+fn an_incident_that_waits_for_a_person_stands_on_every_page_until_it_is_closed() {
+    let open = Arc::new(AtomicBool::new(true));
+    let (asked, closed) = (Arc::clone(&open), Arc::clone(&open));
+    let house = House::with(|o| {
+        o.incidents = Arc::new(move || {
+            let open = asked.load(Ordering::Relaxed);
+            json!([{ "id": "20260101T000000.000000-1a2b3c4d", "title": "A file was truncated", "what": EVIL, "open": open,
+                "needs_person": open, "count": 2, "at": "2026-01-01T00:00:00.000000Z", "last_at": "2026-01-01T00:00:01.000000Z",
+                "lost": "the last 3 frames", "cause": EVIL, "evidence": [EVIL], "next": "statehouse verify", "done": EVIL,
+                "affected": [{ "pid": 7, "role": EVIL, "cut_off_at": "2026-01-01T00:00:00.000000Z", "ms": 812.0 }],
+                "timeline": [{ "at": "2026-01-01T00:00:00.000000Z", "pid": 7, "role": "gateway", "sentence": EVIL }] }])
+        });
+        o.close_incident =
+            Arc::new(move |id| Ok(id == "20260101T000000.000000-1a2b3c4d" && closed.swap(false, Ordering::Relaxed)));
+    });
+    let id = house.conversation(Some("x"), &["y"]);
+    let pages = ["/", "/store", "/jobs", "/incidents", "/search?q=y", &format!("/sessions/{id}"), "/nowhere"];
+    for path in pages {
+        assert!(house.get(path).body.contains("An incident waits for you"), "no notice on {path}");
+    }
+    let login = house.call("GET", "/login", &[], "");
+    assert!(!login.body.contains("incident waits"), "a stranger learns nothing");
+    let here = "/incidents/20260101T000000.000000-1a2b3c4d";
+    let page = house.page(here);
+    for part in [
+        "A file was truncated",
+        "the last 3 frames",
+        "statehouse verify",
+        "for 812 ms",
+        "2 times",
+        &format!("action=\"{here}/close\""),
+    ] {
+        assert!(page.contains(part), "{part} is not on {page}");
+    }
+    assert_eq!(page.matches("<script").count(), 1, "{page}");
+    assert_eq!(house.json("/api/incidents")[0]["count"], 2);
+    assert_eq!(house.get("/incidents/unknown").status, 404);
+
+    // A form of another site cannot press the button, and neither can a stranger.
+    let cookie = house.call("GET", &format!("/login?code={}", crate::house::CODE), &[], "").cookie().unwrap();
+    let press = |headers: &[(&str, &str)]| house.call("POST", &format!("{here}/close"), headers, "").status;
+    assert_eq!(press(&[("Cookie", &cookie), ("Origin", "http://evil.example"), ("Sec-Fetch-Site", "cross-site")]), 403);
+    assert_eq!(press(&[]), 303);
+    assert!(house.page("/").contains("An incident waits for you"), "it is still open");
+    let origin = format!("http://{}", house.address);
+    assert_eq!(press(&[("Cookie", &cookie), ("Origin", &origin)]), 303);
+    for path in pages {
+        assert!(!house.get(path).body.contains("incident waits"), "the notice is gone from {path}");
+    }
+    assert!(!house.page(here).contains("close it"), "there is no button any more");
 }

@@ -43,4 +43,9 @@ impl Asked {
         *last = Some((Instant::now(), document.clone()));
         Ok(document)
     }
+
+    /// Lets the next one who asks have a new answer, for something has changed.
+    pub async fn forget(&self) {
+        *self.last.lock().await = None;
+    }
 }

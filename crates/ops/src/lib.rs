@@ -5,7 +5,9 @@
 //! can be said from outside is said, and the rest is skipped with the reason.
 
 mod attach;
+pub mod canary;
 pub mod check;
+pub mod incidents;
 pub mod maintenance;
 pub mod progress;
 pub mod snapshots;

@@ -10,8 +10,9 @@ use std::time::Duration;
 use serde::Serialize;
 use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
-use statehouse_sqlite::{Family, Generation, Member, files, filesystem, incidents, members, rusqlite};
+use statehouse_sqlite::{Family, Generation, Member, files, filesystem, members, rusqlite};
 
+use crate::incidents;
 use crate::maintenance::policy::Memory;
 use crate::snapshots;
 
@@ -107,7 +108,7 @@ pub fn status(path: &Path, application_id: i32, snapshot_every: Option<Duration>
         last_snapshot: snapshots.last,
         last_snapshot_error: snapshots.failed,
         snapshot_warning: snapshots.warning,
-        incidents_open: incidents::count_open(&family)?,
+        incidents_open: incidents::open(&family)?.0,
         maintenance: Memory::read(&family),
         version: env!("CARGO_PKG_VERSION"),
     })

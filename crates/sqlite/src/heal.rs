@@ -47,13 +47,23 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// To be called by the writer's thread with a handle that was fenced, before anything else: true if it goes on as if
-/// nothing had been.
-pub(crate) fn goes_on(gate: &Gate, options: &Options) -> bool {
+/// What becomes of a handle that was fenced.
+pub(crate) enum Verdict {
+    /// It goes on as if nothing had been.
+    GoesOn,
+    /// It must be opened anew. `recorded` names the incident that was told already, if locks were gone.
+    CutOff {
+        /// What the incident is about.
+        recorded: Option<String>,
+    },
+}
+
+/// To be called by the writer's thread with a handle that was fenced, before anything else.
+pub(crate) fn goes_on(gate: &Gate, options: &Options) -> Verdict {
     let record = gate.record();
     let what = missing(&record);
     let healed = match gate.cause() {
-        None => return true,
+        None => return Verdict::GoesOn,
         // Its other reason counts; but it may well be that the locks went first.
         Some(why) if !matches!(why, Error::LocksLost) => Err(why),
         Some(_) => retake(&record, options),
@@ -61,15 +71,14 @@ pub(crate) fn goes_on(gate: &Gate, options: &Options) -> bool {
     match healed {
         Ok(()) => gate.reopen(record),
         Err(why) => {
-            if !what.is_empty() {
-                let _ = incidents::record(record.family(), &options.role, what, Outcome::Fenced);
-            }
+            let record = || incidents::record(record.family(), &options.role, what.clone(), Outcome::Fenced);
+            let recorded = if what.is_empty() { None } else { record().ok() };
             // It says more than that the locks were lost.
             gate.fence(why);
-            return false;
+            return Verdict::CutOff { recorded };
         }
     }
-    true
+    Verdict::GoesOn
 }
 
 /// Takes the locks of a generation again and proves that it is still the same. To be called on the writer's thread

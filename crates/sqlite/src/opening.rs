@@ -13,7 +13,7 @@ use crate::options::{Event, Options, Schema};
 use crate::prepare::{self, Prepared};
 use crate::secure::Inspected;
 use crate::turnstile::Turnstile;
-use crate::{captures, doubt, putback, recovery, side};
+use crate::{capture, captures, doubt, incidents, putback, recovery, side};
 
 /// How often an open is begun anew because the main file was replaced, or a generation retired, meanwhile.
 const TRIES: usize = 21;
@@ -150,7 +150,16 @@ fn bring_back(family: &Family, options: &Options) -> Result<()> {
         return Ok(());
     }
     let _lock = recovery::exclusive(family, options.patience)?;
-    if putback::main_file(family, false)? { putback::settle(family) } else { Ok(()) }
+    let of = captures::of_missing_main(family, false);
+    let captures = capture::list(family).unwrap_or_default();
+    if !putback::main_file(family, false)? {
+        return Ok(());
+    }
+    putback::settle(family)?;
+    if let Some(capture) = captures.iter().find(|c| Some(&c.place) == of.as_ref()) {
+        let _ = incidents::put_back(family, &options.role, &capture.manifest.generation);
+    }
+    Ok(())
 }
 
 /// Opens again for a process that holds the exclusive side of the recovery lock and has closed everything. With `considerate`
@@ -239,13 +248,22 @@ pub(crate) fn merge(record: &Record, options: &Options, connection: &Committer) 
     }
     let turnstile = Turnstile::open(&family.side_directory())?;
     let _turn = turnstile.enter()?;
+    let unmerged = captures::unmerged(family);
+    let known_into: Vec<_> = unmerged.iter().filter(|p| p.join(captures::INTO).exists()).cloned().collect();
     let merged = captures::merge(family, connection, &|live, image| {
         let rows = schema.merge(live, image)?;
         record.check().map_err(Failure::abort)?;
         Ok(rows)
     });
     match merged {
-        Ok(rows) => options.tell(&Event::Merged { rows }),
+        Ok(rows) => {
+            options.tell(&Event::Merged { rows });
+            // One whose rows are in a log that is not copied yet was told of before.
+            let told = |c: &capture::Capture| !unmerged.contains(&c.place) || known_into.contains(&c.place);
+            for capture in capture::list(family).unwrap_or_default().into_iter().filter(|c| !told(c)) {
+                let _ = incidents::merged(family, &options.role, &capture.manifest.generation, rows);
+            }
+        }
         // What was taken over may be in this generation alone, so the connection must stay open until it is captured: the
         // handle begins with it, sees the same at its first look, and captures it. The rest is merged after that.
         Err(_) if record.check().is_err() => {}

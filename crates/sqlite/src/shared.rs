@@ -10,6 +10,8 @@ use crate::busy;
 use crate::error::Error;
 use crate::family::Family;
 use crate::gate::Gate;
+use crate::generation::Record;
+use crate::incidents::Story;
 use crate::options::Options;
 use crate::readers::Readers;
 use crate::signals::Signals;
@@ -38,5 +40,16 @@ impl Shared {
     pub(crate) fn why_waiting(&self) -> Error {
         let busy = || Error::Busy { waited: Duration::ZERO, holder: busy::who_writes(&self.family) };
         self.gate.cause().unwrap_or_else(busy)
+    }
+
+    /// What is to be told, beside the database, of being cut off.
+    pub(crate) fn begin_story(&self, record: &Record, why: &Error, recorded: Option<String>) -> Story {
+        Story::begin(&self.family, &self.options.role, record.generation(), why, recorded)
+    }
+
+    /// The handle goes on, and its part of an incident is told to its end.
+    pub(crate) fn end_story(&self, story: Option<Story>) {
+        // One that cannot be written keeps nobody from going on.
+        drop(story.map(|story| story.back(&self.family)));
     }
 }

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::family::Member;
 use crate::flush::Committer;
 use crate::generation::Record;
+use crate::incidents::Story;
 use crate::keeper;
 use crate::members::{self, Registration};
 use crate::opening::{self, Opened};
@@ -45,10 +46,12 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
     let mut held = Held::new(shared, opened);
     while shared.queue.next() {
         let goes_on = if shared.gate.fenced() {
-            if heal::goes_on(&shared.gate, &shared.options) {
-                continue;
-            }
+            let recorded = match heal::goes_on(&shared.gate, &shared.options) {
+                heal::Verdict::GoesOn => continue,
+                heal::Verdict::CutOff { recorded } => recorded,
+            };
             if let Some(why) = shared.gate.cause() {
+                held.story = Some(shared.begin_story(&held.record, &why, recorded));
                 shared.options.tell(&Event::Fenced { cause: why.to_string() });
             }
             held.fenced_since = Instant::now();
@@ -86,8 +89,14 @@ pub(crate) fn run(shared: &Shared, mut turnstile: Turnstile, opened: Opened) {
 fn rescue(shared: &Shared, held: &mut Held) {
     let begun = Instant::now();
     while !held.is_safe(shared) && (shared.gate.fenced() || shared.gate.check().is_err()) {
-        let Err(why) = recover(shared, held) else { return };
+        if held.story.is_none() {
+            held.story = shared.gate.cause().map(|why| shared.begin_story(&held.record, &why, None));
+        }
+        let Err(why) = recover(shared, held) else { return shared.end_story(held.story.take()) };
         if held.is_safe(shared) {
+            if let Some(story) = held.story.take() {
+                let _ = story.kept(&shared.family);
+            }
             return;
         }
         if begun.elapsed() >= shared.options.patience.min(RESCUE) {
@@ -109,7 +118,9 @@ fn last_resort(shared: &Shared, held: &mut Held, why: Error) {
     let kept = side::make_again(family).and_then(|_| recovery::exclusive(family, LAST_WAIT)).and_then(|_lock| {
         retired::make_room(family, capture).or_else(|_| retired::keep_log(family, generation, &lost))
     });
+    let story = held.story.take();
     if kept.is_ok() {
+        drop(story.map(|story| story.kept(family)));
         return;
     }
     *shared.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.again());
@@ -119,13 +130,15 @@ fn last_resort(shared: &Shared, held: &mut Held, why: Error) {
             Ok(place) => format!("{why}; a copy of the log is left in {}", place.display()),
             Err(_) => why.to_string(),
         };
+        let what = format!("up to {transactions} transactions of a log that has no name any more: {cause}");
+        drop(story.map(|story| story.lost(family, what)));
         shared.options.tell(&Event::Lost { cause, transactions });
     }
 }
 
 /// Tries until the handle goes on; false when it is to be closed before that.
 fn reopen(shared: &Shared, held: &mut Held) -> bool {
-    let mut told = None;
+    let mut told_of = None;
     loop {
         let recovered = recover(shared, held);
         if recovered.is_err() {
@@ -135,9 +148,11 @@ fn reopen(shared: &Shared, held: &mut Held) -> bool {
         }
         match recovered {
             Ok(()) => {
-                let _ = incidents::close_own(&shared.family);
                 shared.options.tell(&Event::Reopened);
                 shared.queue.rouse();
+                // Nobody waits for that any more.
+                shared.end_story(held.story.take());
+                let _ = incidents::close_own(&shared.family, &shared.options.role);
                 return true;
             }
             Err(_) if shared.queue.stopping() => return false,
@@ -147,9 +162,13 @@ fn reopen(shared: &Shared, held: &mut Held) -> bool {
                 }
                 // The same obstacle is told once, not four times a second.
                 let cause = e.to_string();
-                if told.as_ref() != Some(&cause) {
+                if told_of.as_ref() != Some(&cause) {
+                    if let Some(story) = &mut held.story {
+                        story.tell(format!("cannot open the database again yet: {cause}"));
+                        let _ = story.write(&shared.family);
+                    }
                     shared.options.tell(&Event::NotReopened { cause: cause.clone() });
-                    told = Some(cause);
+                    told_of = Some(cause);
                 }
                 shared.queue.pause(RETRY);
             }
@@ -198,6 +217,8 @@ pub(crate) struct Held {
     marked: bool,
     /// Everything is closed for the sake of structural work.
     parked: bool,
+    /// What is told beside the database of being cut off, until the handle goes on.
+    story: Option<Story>,
     member: Registration,
 }
 
@@ -219,6 +240,7 @@ impl Held {
             kept: None,
             marked: false,
             parked: false,
+            story: None,
             member,
         }
     }
@@ -300,6 +322,11 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         retired::capture(family, held.record.generation(), &lost, connection)?;
         held.kept = retired::keep(family, held.record.generation())?;
         held.captured = true;
+        if let Some(story) = &mut held.story {
+            // Under the lock, so that of several processes one tells after the other.
+            story.captured(family);
+            let _ = story.write(family);
+        }
     }
     if let Some(kept) = held.kept.as_ref().filter(|_| lost.contains(&Member::Main)) {
         // The main file may have been removed after the log, and the capture too; else this does nothing.
@@ -308,7 +335,11 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     close_readers(shared)?;
     held.unflushed |= held.connection.take().is_some_and(|c| c.owes());
     putback::move_aside(family, held.record.generation(), &lost)?;
+    let missing = captures::main_is_missing(family)?;
     if putback::main_file(family, considerate)? {
+        if let Some(story) = held.story.as_mut().filter(|_| missing) {
+            story.did("put the main file back at its path, from what was captured");
+        }
         if lost.contains(&Member::Wal) {
             putback::move_headless_log(family)?;
         }
@@ -350,7 +381,8 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         doubt::settle(family, &opened.connection)?;
     }
     let record = opened.record.clone();
-    *held = Held::new(shared, opened);
+    let story = held.story.take();
+    *held = Held { story, ..Held::new(shared, opened) };
     shared.readers.admit();
     shared.gate.reopen(record);
     Ok(())

@@ -319,10 +319,11 @@ pub(crate) struct Holders {
 pub(crate) struct Verify {
     #[command(flatten)]
     pub(crate) target: Target,
-    /// Prove that a write works too: a canary row, or for a foreign database a transaction that is rolled back
+    /// Prove that a write works too: a row of this process and of each live service, or for a database of another program a
+    /// transaction that is rolled back
     #[arg(long)]
     pub(crate) write: bool,
-    /// Keep trying for so long until a write works (implies --write)
+    /// Wait so long for a write of the program that uses the database, and prove that a fresh process sees it
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) wait_for_write: Option<Duration>,
 }

@@ -30,6 +30,10 @@ pub(crate) mod code {
     pub(crate) const SERVICE_FAILED: &str = "service_failed";
     /// An operation of the system failed.
     pub(crate) const IO: &str = "io";
+    /// Nothing has this id.
+    pub(crate) const NOT_FOUND: &str = "not_found";
+    /// More than one thing has an id that begins like this.
+    pub(crate) const AMBIGUOUS: &str = "ambiguous_id";
 }
 
 /// A failed command.
@@ -191,6 +195,8 @@ mod tests {
             code::PORT_IN_USE,
             code::SERVICE_FAILED,
             code::IO,
+            code::NOT_FOUND,
+            code::AMBIGUOUS,
         ];
         let database = [
             "busy",

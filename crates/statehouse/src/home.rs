@@ -63,6 +63,11 @@ impl Home {
         self.directory.join("logs")
     }
 
+    /// Where starts that were refused are told of; `statehouse_ops::incidents` reads them.
+    pub(crate) fn refusals(&self) -> PathBuf {
+        self.logs().join("incidents")
+    }
+
     /// The file with the token that clients of the HTTP interfaces present.
     pub(crate) fn token_file(&self) -> PathBuf {
         self.directory.join("token")

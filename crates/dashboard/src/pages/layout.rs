@@ -45,6 +45,7 @@ pub(super) fn page(title: &str, place: Place, query: &str, content: &Markup) -> 
                     form.logout method="post" action="/logout" { button.plain type="submit" { "Log out" } }
                 }
             }
+            @if let Some(notice) = super::incidents::notice() { (notice) }
             main #main tabindex="-1" { (content) }
         },
     )

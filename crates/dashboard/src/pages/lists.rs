@@ -1,4 +1,4 @@
-//! The list of conversations with the card of the store, the jobs, and the place of the incidents.
+//! The list of conversations with the card of the store, and the jobs.
 
 use std::sync::Arc;
 
@@ -130,17 +130,4 @@ pub(crate) async fn jobs(State(app): State<Arc<App>>) -> Result<Response, Shown>
 
 fn due(at: statehouse_sessions::Micros) -> Markup {
     html! { time datetime=(statehouse_sessions::document::time(at)) { (crate::words::date(at)) } }
-}
-
-/// `GET /incidents`.
-pub(crate) async fn incidents() -> Response {
-    let content = html! {
-        h1 { "Incidents" }
-        p.empty {
-            "Incidents are kept as files in the directory " code { "incidents" } " beside the store, and "
-            code { "statehouse status" } " says how many are open. What is wrong now is on the page " a href="/store" { "Store" }
-            ", and in the output of " code { "statehouse holders" } " and " code { "statehouse verify" } "."
-        }
-    };
-    shown("Incidents", Place::Incidents, "", &content)
 }

@@ -1,6 +1,7 @@
 //! What people see. Every page is complete without JavaScript; maud escapes whatever is put into it.
 
 mod conversation;
+mod incidents;
 mod layout;
 mod lists;
 mod search;
@@ -14,7 +15,8 @@ use maud::{Markup, html};
 use statehouse_http::Problem;
 
 pub(crate) use conversation::{conversation, message};
-pub(crate) use lists::{incidents, jobs, list};
+pub(crate) use incidents::{NOTICE, close_incident, incident, incidents, notice_of};
+pub(crate) use lists::{jobs, list};
 pub(crate) use search::search;
 pub(crate) use store::store;
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use serde_json::json;
 use statehouse_dashboard::{Options, Probe, new_code};
+use statehouse_sqlite::Family;
 
-use super::{Context, gateway, holders, service};
+use super::{Context, gateway, holders, incidents, service};
 use crate::args::Port;
 use crate::event::Event;
 use crate::exit;
@@ -27,6 +28,10 @@ pub(crate) fn run(context: &Context, port: &Port) -> Result {
     let login = Event::Login { url: format!("{url}/login?code={login_code}") };
     let mut options = Options::new(token, probe(context.home.store()));
     options.login_code = Some(login_code);
+    let family = Family::of(&context.home.store())?;
+    options.incidents = incidents::probe(family.clone());
+    options.close_incident =
+        Arc::new(move |id| statehouse_ops::incidents::close(&family, id).map_err(|e| e.to_string()));
     let runtime = gateway::runtime()?;
     let served = service::until_stopped(&runtime, |shutdown| {
         // Before it is ready: when the last service is, whoever waits for that has the link.

@@ -38,9 +38,12 @@ pub(crate) fn url(listener: &TcpListener) -> Result<String> {
     Ok(format!("http://{address}"))
 }
 
-/// Opens the home's store for a service.
-pub(crate) fn open(context: &Context, role: &str) -> Result<Arc<dyn Store>> {
-    store::open(&context.home.store(), &store::Opening { role, create: false, patience: context.patience })
+/// Opens the home's store for a service, which from then on writes a canary when somebody asks for one.
+pub(crate) fn open(context: &Context, role: &'static str) -> Result<Arc<dyn Store>> {
+    let database = context.home.store();
+    let store = store::open(&database, &store::Opening { role, create: false, patience: context.patience })?;
+    statehouse_ops::canary::answer(&store, &database, role)?;
+    Ok(store)
 }
 
 /// Prints the line that says that this process serves.

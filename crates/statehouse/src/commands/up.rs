@@ -5,11 +5,14 @@
 
 use std::ffi::OsString;
 
+use statehouse_sqlite::incidents;
+
 use super::{Context, service};
 use crate::args::Up;
 use crate::config::Config;
 use crate::exit;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
+use crate::home::Home;
 use crate::supervise::{Service, Supervisor};
 use crate::{lock, store, text};
 
@@ -26,14 +29,32 @@ pub(crate) fn run(context: &Context, up: &Up) -> Result {
     let created = home.create()?;
     let opening = store::Opening { role: ROLE, create: true, patience: context.patience };
     if let Err(failure) = store::open(&home.store(), &opening).map(|s| s.close()) {
+        if failure.exit == exit::REFUSED {
+            refused(home, &failure);
+        }
         created.undo();
         return Err(failure);
     }
     let _role = lock::take(home, ROLE)?;
     home.furnish()?;
+    let _ = incidents::opened(&home.refusals(), ROLE);
     let mut supervisor = Supervisor::new(services(context, ports), context.output)?;
     supervisor.run(&|address| welcome(context, address))?;
     Ok(exit::OK)
+}
+
+/// Tells that the store was not opened, below `logs`, which is all that a refused start may write to, and only if it is there.
+/// A unit that is started again and again raises a count.
+fn refused(home: &Home, failure: &Failure) {
+    let what = match failure.detail.as_str() {
+        "" => failure.message.clone(),
+        detail => format!("{} ({detail})", failure.message),
+    };
+    if home.logs().is_dir()
+        && let Err(e) = incidents::refused(&home.refusals(), ROLE, &failure.code, &what, &failure.hint)
+    {
+        tracing::warn!("that the start was refused cannot be told below logs: {e}");
+    }
 }
 
 #[derive(Clone, Copy)]

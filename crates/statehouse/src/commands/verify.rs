@@ -1,5 +1,6 @@
 //! `statehouse verify [PATH]`: the proof that a database is healthy.
 
+use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,14 +20,24 @@ pub(crate) fn run(context: &Context, verify: &Verify) -> Result {
     let verification = statehouse_ops::verify(&Proof {
         path: &place.database,
         own: verify.target.path.is_none(),
-        write: verify.write || verify.wait_for_write.is_some(),
-        wait_for_write: verify.wait_for_write.unwrap_or(Duration::ZERO),
+        write: verify.write,
+        wait_for_write: verify.wait_for_write,
+        ask: &|| ask(verify.wait_for_write.unwrap_or_default()),
         patience: context.patience,
         scratch: &std::env::temp_dir(),
         other: &Again,
     })?;
     context.output.answer(&verification, text);
     Ok(if verification.healthy { exit::OK } else { exit::FINDING })
+}
+
+/// What only a person can do. It is no progress, so it is said also where no terminal is, and not on stdout.
+fn ask(limit: Duration) {
+    let line = format!(
+        "Now send the program a message that it stores, or do with it whatever makes it write. Waiting up to {} s.",
+        limit.as_secs_f64()
+    );
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
 /// This program again, as a process of its own.

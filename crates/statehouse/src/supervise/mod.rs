@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 pub(crate) use child::{Note, own_executable, pidfd};
+use statehouse_sqlite::incidents;
 
 use crate::event::Event;
 use crate::exit;
@@ -64,6 +65,19 @@ impl Service {
             deaths: 0,
             start_at: None,
             last_error: None,
+        }
+    }
+
+    /// Where it is told that a service did not open the store.
+    fn refusals(&self) -> PathBuf {
+        self.log.with_file_name("incidents")
+    }
+
+    /// A service that ends by a refusal is tried again later and later; what it refused is told meanwhile.
+    fn tell_refusal(&self, status: Option<std::process::ExitStatus>) {
+        let refused = status.and_then(|s| s.code()) == Some(i32::from(exit::REFUSED));
+        if let Some(error) = self.last_error.as_ref().filter(|e| refused && e.code != code::PORT_IN_USE) {
+            let _ = incidents::refused(&self.refusals(), self.name, &error.code, &error.message, &error.hint);
         }
     }
 }
@@ -217,6 +231,8 @@ impl Supervisor {
             Ok(event) => {
                 if let Event::Ready { url, .. } = &event {
                     service.ready = true;
+                    // Also what an earlier house was refused.
+                    let _ = incidents::opened(&service.refusals(), service.name);
                     service.has_port = url.as_deref().and_then(|u| u.rsplit(':').next()).and_then(|p| p.parse().ok());
                 }
                 event.print(self.output);
@@ -239,6 +255,7 @@ impl Supervisor {
             failure.exit = status.and_then(|s| s.code()).and_then(|c| u8::try_from(c).ok()).unwrap_or(exit::FAILED);
             return Err(failure);
         }
+        service.tell_refusal(status);
         let mut status = words;
         if let Some(error) = &service.last_error {
             status = format!("{status}: {}", error.message);

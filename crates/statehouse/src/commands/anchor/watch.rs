@@ -3,11 +3,12 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use statehouse_sqlite::admission::Seat;
+use statehouse_sqlite::admission::{ANCHOR, Seat};
 use statehouse_sqlite::anchor::{self, Anchor, Kept};
 use statehouse_sqlite::holders::{self, Holder, Signs};
+use statehouse_sqlite::incidents::Story;
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
-use statehouse_sqlite::{Error, Family, resident};
+use statehouse_sqlite::{Error, Family, Generation, resident, side};
 
 use super::{RETRY, Stop, tell};
 use crate::output::Output;
@@ -74,6 +75,8 @@ pub(super) struct Watch {
     /// Since when nothing is held, and what was told that it is waited for.
     lost: Option<Instant>,
     waiting: Option<&'static str>,
+    /// What is told beside the database of a generation that was retired, until the next one is held.
+    story: Option<Story>,
     /// The pages of the program that only its start needed were given back.
     light: bool,
 }
@@ -95,6 +98,7 @@ impl Watch {
             tried: None,
             lost: None,
             waiting: None,
+            story: None,
             light: false,
         }
     }
@@ -142,6 +146,9 @@ impl Watch {
                 (self.said, self.lost, self.waiting) = (None, None, None);
                 tell::anchored(self.output, &self.family, &held);
                 self.held = Some(held);
+                if let Some(Err(e)) = self.story.take().map(|story| story.back(&self.family)) {
+                    self.warn("the incident cannot be told to its end", &e);
+                }
                 Ok(())
             }
             Err(e) => {
@@ -215,7 +222,23 @@ impl Watch {
             if let Some(kept) = kept {
                 self.keep(kept);
             }
+            if matches!(why, Why::Retired) {
+                self.begin_story(generation);
+            }
         }
+    }
+
+    /// Beside a store of ours the anchor's part belongs to what the other processes tell. Beside another program's database
+    /// nothing is made for it: its findings are told in its own words.
+    fn begin_story(&mut self, generation: Generation) {
+        if !self.family.side_directory().join(side::CREATED).exists() {
+            return;
+        }
+        let mut story = Story::of_anchor(&self.family, ANCHOR, generation);
+        if let Err(e) = story.write(&self.family) {
+            self.warn("an incident cannot be told beside the database", &e);
+        }
+        self.story = Some(story);
     }
 
     fn keep(&mut self, kept: Kept) {

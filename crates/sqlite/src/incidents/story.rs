@@ -1,0 +1,354 @@
+//! What one process tells of being cut off: when it noticed, what it captured, whether it is back.
+//!
+//! It is gathered in memory first, for the directory in which it belongs may be gone, and capturing comes before telling. It
+//! is written when the capture is made, when something keeps the process from going on, and at the end; and each time it
+//! becomes part of the incident that the other processes tell of too.
+
+use super::{Entry, Incident, Kind, Outcome, Report, about_generation, entry, now_us, shelf::Shelf};
+use crate::error::{Error, Result};
+use crate::family::{Family, Generation, Member};
+use crate::process::ProcessId;
+use crate::{capture, captures};
+
+/// How it went, when it is over for this process.
+enum End {
+    /// It uses what the paths name.
+    Back,
+    /// It has ended, and what only it had is kept.
+    Kept,
+    /// It has ended, and this could not be kept.
+    Lost(String),
+}
+
+/// One process's part of an incident.
+#[derive(Debug)]
+pub struct Story {
+    about: String,
+    role: String,
+    generation: Generation,
+    /// When the process noticed.
+    since: u64,
+    /// What the incident is, if this process is the first one to tell of it.
+    report: Report,
+    /// What was not written yet.
+    entries: Vec<Entry>,
+    evidence: Vec<String>,
+    done: Vec<String>,
+}
+
+impl Story {
+    /// Begins when a handle was cut off from `generation`. `recorded` names an incident that this process has told of already.
+    pub(crate) fn begin(
+        family: &Family,
+        role: &str,
+        generation: Generation,
+        why: &Error,
+        recorded: Option<String>,
+    ) -> Story {
+        let subject = Subject::of(family, &generation, why);
+        let kind = if recorded.is_some() { Kind::LocksLost } else { subject.kind };
+        let about = recorded.unwrap_or(subject.about);
+        let report = Report {
+            kind,
+            role: role.to_owned(),
+            what: subject.what.clone(),
+            cause: subject.cause,
+            evidence: Vec::new(),
+            done: String::new(),
+            lost: subject.lost,
+            next: subject.next,
+            outcome: if subject.waits { Outcome::Waits } else { Outcome::Fenced },
+            open: true,
+        };
+        let mut story = Story {
+            about,
+            role: role.to_owned(),
+            generation,
+            since: now_us(),
+            report,
+            entries: Vec::new(),
+            evidence: vec![format!("files in use before: {}", files_of(&generation))],
+            done: Vec::new(),
+        };
+        story.tell(format!("noticed that {}, and cut itself off: nothing is read or written any more", subject.what));
+        story
+    }
+
+    /// Begins when an anchor has let go of a generation that was retired.
+    pub fn of_anchor(family: &Family, role: &str, generation: Generation) -> Story {
+        let members = family.generation().map(|now| generation.differences(&now)).unwrap_or_default();
+        let mut story = Story::begin(family, role, generation, &Error::Retired { members }, None);
+        // An anchor takes hold at once, so it may have held what lay at the paths in the middle of the recovery of others, who
+        // have moved that aside now: that is part of what they tell.
+        if let Some(going_on) = going_on(family) {
+            story.about = going_on;
+        }
+        story.entries.clear();
+        story.tell("let go of the locks, and keeps what the old files hold readable".to_owned());
+        story
+    }
+
+    /// Adds a step.
+    pub(crate) fn tell(&mut self, sentence: String) {
+        self.entries.push(entry(&self.role, sentence));
+    }
+
+    /// Adds a step that the incident names among what was done.
+    pub(crate) fn did(&mut self, sentence: impl Into<String>) {
+        let sentence = sentence.into();
+        self.tell(sentence.clone());
+        self.done.push(sentence);
+    }
+
+    /// Adds what the capture of this generation says of itself.
+    pub(crate) fn captured(&mut self, family: &Family) {
+        let captures = capture::list(family).unwrap_or_default();
+        let same =
+            |c: &&capture::Capture| about_generation(&c.manifest.generation) == about_generation(&self.generation);
+        match captures.iter().rev().find(same) {
+            Some(found) => {
+                let (n, frames) = (found.manifest.transactions, found.manifest.frames);
+                self.evidence.push(format!(
+                    "capture {}: {n} transactions in {frames} frames of the log, by PID {}",
+                    found.id, found.manifest.pid
+                ));
+                let what = format!("what the old files held: {n} transactions, in retired/{}", found.id);
+                if found.manifest.pid == std::process::id() {
+                    self.did(format!("captured {what}"));
+                } else {
+                    self.tell(format!("found captured {what}"));
+                }
+            }
+            None => self.tell(
+                "had nothing to capture: the main file has all that the old log held, or the log is in its place"
+                    .to_owned(),
+            ),
+        }
+    }
+
+    /// Writes what was told so far.
+    ///
+    /// # Errors
+    /// [`Error::Io`], or a refusal of the side directory.
+    pub fn write(&mut self, family: &Family) -> Result<()> {
+        self.save(family, None)
+    }
+
+    /// The process goes on in what the paths name now.
+    ///
+    /// # Errors
+    /// As [`Story::write`].
+    pub fn back(mut self, family: &Family) -> Result<()> {
+        let ms = now_us().saturating_sub(self.since) / 1000;
+        self.tell(format!("uses what the paths name again, {ms} ms after it noticed"));
+        self.save(family, Some(End::Back))
+    }
+
+    /// The process ends, and what only it had is where the next opener finds it.
+    pub(crate) fn kept(mut self, family: &Family) -> Result<()> {
+        self.did("ended before it had opened the database again; what the old files held is kept for the next one that opens it");
+        self.save(family, Some(End::Kept))
+    }
+
+    /// The process ends, and could not keep what only it had.
+    pub(crate) fn lost(mut self, family: &Family, what: String) -> Result<()> {
+        self.tell(format!("ended, and could not keep what only it had: {what}"));
+        self.save(family, Some(End::Lost(what)))
+    }
+
+    fn save(&mut self, family: &Family, end: Option<End>) -> Result<()> {
+        let process = ProcessId::own().map_err(|e| Error::io("look at", std::path::Path::new("/proc/self"), e))?;
+        let undecided = match end {
+            Some(End::Back) => undecided(family, &self.generation)?,
+            _ => None,
+        };
+        let (entries, evidence) = (std::mem::take(&mut self.entries), std::mem::take(&mut self.evidence));
+        let done = std::mem::take(&mut self.done);
+        let saved = Shelf::Beside(family.clone()).change(&self.about, |before| {
+            let mut incident =
+                before.unwrap_or_else(|| Incident::new(self.about.clone(), self.since, self.report.clone()));
+            incident.last_at = now_us();
+            incident.tell(entries.clone());
+            incident.show(evidence.clone());
+            for step in &done {
+                let by = format!("PID {} ({}) {step}", process.pid, self.role);
+                incident.done = if incident.done.is_empty() { by } else { format!("{}; {by}", incident.done) };
+            }
+            let back_at = matches!(end, Some(End::Back)).then(now_us);
+            // A process that is cut off twice while others are still going over has met their recovery.
+            let was_back = incident.affected.iter().any(|a| a.process == process && a.back_at.is_some());
+            if was_back && back_at.is_none() && !incident.is_open() {
+                incident.count = incident.count.saturating_add(1);
+            }
+            incident.affects(process, &self.role, self.since, back_at);
+            match &end {
+                None | Some(End::Kept) => {
+                    if incident.outcome == Outcome::Kept {
+                        incident.outcome = Outcome::Fenced;
+                    }
+                    incident.closed_at = None;
+                }
+                Some(End::Lost(what)) => {
+                    incident.lost = Some(what.clone());
+                    (incident.outcome, incident.closed_at) = (Outcome::Waits, None);
+                    incident.next = "Keep every file, and run `statehouse retired list`.".to_owned();
+                }
+                Some(End::Back) => settle(&mut incident, undecided.as_deref()),
+            }
+            Some(incident)
+        });
+        if saved.is_err() {
+            // It is told with the next step.
+            (self.entries, self.evidence, self.done) = (entries, evidence, done);
+        }
+        saved.map(drop)
+    }
+}
+
+/// What the newest incident is about in which processes are cut off at this moment.
+fn going_on(family: &Family) -> Option<String> {
+    let all = Shelf::Beside(family.clone()).all().unwrap_or_default();
+    let waits = |i: &&Incident| i.is_open() && i.affected.iter().any(super::Affected::is_waited_for);
+    all.iter().rev().find(waits).map(|i| i.about.clone())
+}
+
+/// Decides whether an incident is over, now that a process of it is back.
+fn settle(incident: &mut Incident, undecided: Option<&str>) {
+    if let Some(id) = undecided {
+        (incident.outcome, incident.closed_at) = (Outcome::Waits, None);
+        incident.next = format!("See what only the capture has: statehouse retired show {id}");
+        return;
+    }
+    if incident.lost.is_some() || !incident.is_over() {
+        return;
+    }
+    incident.outcome = Outcome::Kept;
+    incident.next = String::new();
+    incident.closed_at = Some(now_us());
+}
+
+/// The capture of this generation whose rows are not all known to be in the database, if there is one.
+fn undecided(family: &Family, generation: &Generation) -> Result<Option<String>> {
+    let open = captures::unmerged(family);
+    let about = about_generation(generation);
+    let captures = capture::list(family)?;
+    let same = captures.into_iter().filter(|c| about_generation(&c.manifest.generation) == about);
+    // One whose rows are in a log that lies at its path is merged, and is marked when that log is copied.
+    let into = |c: &capture::Capture| c.place.join(captures::INTO).exists();
+    Ok(same.filter(|c| c.is_unreadable() || open.contains(&c.place) && !into(c)).map(|c| c.id).next())
+}
+
+fn files_of(generation: &Generation) -> String {
+    let one = |member: Member| match generation.get(member) {
+        Some(i) => format!("{member} inode {}", i.inode),
+        None => format!("{member} none"),
+    };
+    [Member::Main, Member::Wal, Member::Shm].map(one).join(", ")
+}
+
+/// What an incident is about, as the error says it that cut the handle off.
+struct Subject {
+    kind: Kind,
+    about: String,
+    what: String,
+    cause: String,
+    lost: Option<String>,
+    next: String,
+    waits: bool,
+}
+
+impl Subject {
+    fn of(family: &Family, generation: &Generation, why: &Error) -> Subject {
+        let about = about_generation(generation);
+        let plain = |kind, what: String, cause: &str| Subject {
+            kind,
+            about: format!("{} {about}", Kind::word(kind)),
+            what,
+            cause: cause.to_owned(),
+            lost: None,
+            next: String::new(),
+            waits: false,
+        };
+        match why {
+            Error::Retired { members } => {
+                let now = family.generation().unwrap_or(Generation { main: None, wal: None, shm: None });
+                let replaced = members.contains(&Member::Main) && now.main.is_some();
+                Subject {
+                    about: about.clone(),
+                    ..plain(
+                        if replaced { Kind::ReplacedFile } else { Kind::RetiredGeneration },
+                        gone(members, &now),
+                        "somebody removed, renamed or replaced the files while they were in use (a clean-up, a backup, a restore \
+                         by hand, or a program that took itself for the last one to close the database); which program did it is not \
+                         known, for the system does not record it",
+                    )
+                }
+            }
+            Error::Destroyed(d) => {
+                let whole = d.member == Member::Shm
+                    || d.frames.zip(d.copied).is_some_and(|(f, c)| d.member == Member::Wal && f == c);
+                let waits = d.member != Member::Shm;
+                let mut subject = plain(
+                    Kind::Destroyed,
+                    format!("the {} was {}", called(d.member), d.what),
+                    "a program that is not SQLite wrote to it (a shell's redirection, cp, an editor, a sync tool); which one is not known",
+                );
+                subject.lost = (!whole).then(|| d.loss());
+                subject.waits = waits;
+                if waits {
+                    subject.next =
+                        "Stop every program that uses it, keep every file, and run: statehouse verify".to_owned();
+                }
+                subject
+            }
+            Error::Doubtful { .. } => plain(
+                Kind::Doubtful,
+                "a program that is not SQLite wrote into the main file, or touched it".to_owned(),
+                "the time of change of the main file moved while nobody of SQLite's wrote to it; which program did it is not known",
+            ),
+            Error::LocksLost => plain(
+                Kind::LocksLost,
+                "the locks that keep the files in place were gone".to_owned(),
+                "something in that process closes or unlocks descriptors that are not its own; what is not known",
+            ),
+            other => plain(
+                Kind::CutOff,
+                format!("the database could not be used any more: {other}"),
+                "see the text of the error",
+            ),
+        }
+    }
+}
+
+/// How a member is called in a sentence.
+fn called(member: Member) -> &'static str {
+    match member {
+        Member::Main => "main file",
+        Member::Wal => "log",
+        Member::Shm => "shared index",
+        Member::Journal => "journal",
+    }
+}
+
+/// What became of the members, as a clause.
+fn gone(members: &[Member], now: &Generation) -> String {
+    let list = |of: Vec<&str>| match of.split_last() {
+        Some((last, [])) => (*last).to_owned(),
+        Some((last, first)) => format!("{} and the {last}", first.join(", the ")),
+        None => String::new(),
+    };
+    let were = |n: usize| if n == 1 { "was" } else { "were" };
+    let (replaced, removed): (Vec<Member>, Vec<Member>) = members.iter().partition(|m| now.get(**m).is_some());
+    let clause = |of: &[Member], verb: &str| {
+        let names: Vec<&str> = of.iter().map(|m| called(*m)).collect();
+        (!names.is_empty()).then(|| format!("the {} {} {verb}", list(names.clone()), were(names.len())))
+    };
+    let clauses: Vec<String> = [
+        clause(&removed, "removed"),
+        clause(&replaced, if replaced.len() == 1 { "replaced by another file" } else { "replaced by other files" }),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if clauses.is_empty() { "the files were removed or replaced".to_owned() } else { clauses.join(", and ") }
+}
