@@ -29,5 +29,7 @@ mod retired_capture;
 mod retired_merge;
 mod rounds;
 mod situations;
+mod snapshot_trouble;
+mod snapshots;
 mod up;
 mod verify;

@@ -108,12 +108,14 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let text = text(rounds, &database, room.path())?;
     drop(connection);
     println!("{text}");
-    if report {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks.md");
-        let before = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        std::fs::write(&path, replaced(&before, &text)).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    if report { publish(HEADING, &text) } else { Ok(()) }
+}
+
+/// Puts a section of its own into the report of all benchmarks.
+pub(crate) fn publish(heading: &str, text: &str) -> Result<()> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/benchmarks.md");
+    let before = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    std::fs::write(&path, replaced(&before, heading, text)).with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn text(rounds: u32, database: &Path, room: &Path) -> Result<String> {
@@ -147,10 +149,10 @@ fn text(rounds: u32, database: &Path, room: &Path) -> Result<String> {
 }
 
 /// A report with this section in the place of an older one.
-fn replaced(report: &str, section: &str) -> String {
-    let before = report.find(HEADING).map_or(report, |at| &report[..at]);
+fn replaced(report: &str, heading: &str, section: &str) -> String {
+    let before = report.find(heading).map_or(report, |at| &report[..at]);
     let rest = report.get(before.len()..).unwrap_or("");
-    let after = rest.get(HEADING.len()..).and_then(|r| r.find("\n## ").map(|at| &r[at..])).unwrap_or("");
+    let after = rest.get(heading.len()..).and_then(|r| r.find("\n## ").map(|at| &r[at..])).unwrap_or("");
     format!("{}\n\n{section}{after}", before.trim_end())
 }
 
@@ -161,10 +163,10 @@ mod tests {
     #[test]
     fn only_this_section_is_replaced() {
         let section = format!("{HEADING}\n\nnew\n");
-        let once = replaced("# B\n\n## Other\n\nx\n", &section);
+        let once = replaced("# B\n\n## Other\n\nx\n", HEADING, &section);
         assert_eq!(once, format!("# B\n\n## Other\n\nx\n\n{section}"));
-        assert_eq!(replaced(&once, &section), once);
+        assert_eq!(replaced(&once, HEADING, &section), once);
         let middle = format!("# B\n\n{HEADING}\n\nold\n\n## Other\n\nx\n");
-        assert_eq!(replaced(&middle, &section), format!("# B\n\n{section}\n## Other\n\nx\n"));
+        assert_eq!(replaced(&middle, HEADING, &section), format!("# B\n\n{section}\n## Other\n\nx\n"));
     }
 }

@@ -10,6 +10,7 @@ mod load;
 mod look;
 mod ours;
 mod report;
+mod snapshot;
 mod texts;
 
 use std::path::{Path, PathBuf};
@@ -20,7 +21,8 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::load::{Figures, Side};
 
 const USAGE: &str = "usage: cargo xtask bench [--seconds N] [--rounds N] [--stored N] [--idle-seconds N] [--no-report]
-       cargo xtask bench holders [--rounds N] [--no-report]";
+       cargo xtask bench holders [--rounds N] [--no-report]
+       cargo xtask bench snapshot [--rounds N] [--mib N] [--no-report]";
 
 /// How long, how often, and on how much.
 pub(crate) struct Settings {
@@ -42,6 +44,8 @@ fn main() -> ExitCode {
         }
         ["ours", "open", store] => ours::open(Path::new(store)),
         ["holders", options @ ..] => look::run(options),
+        ["snapshot", "write", database, out] => snapshot::write(Path::new(database), Path::new(out)),
+        ["snapshot", options @ ..] => snapshot::run(options),
         options => settings(options).and_then(|s| all(&s)),
     };
     match outcome {

@@ -12,6 +12,7 @@ pub mod maintenance;
 pub mod progress;
 pub mod restore;
 pub mod retired;
+pub mod snapshots;
 pub mod status;
 pub mod verify;
 

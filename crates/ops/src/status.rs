@@ -5,14 +5,16 @@
 
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use serde::Serialize;
 use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
-use statehouse_sqlite::{Family, Generation, Member, Result, files, filesystem, members, rusqlite};
+use statehouse_sqlite::{Family, Generation, Member, files, filesystem, members, rusqlite};
 
 use crate::incidents;
 use crate::maintenance::policy::Memory;
+use crate::snapshots;
 
 /// The document of `statehouse status`.
 #[derive(Debug, Serialize)]
@@ -41,8 +43,12 @@ pub struct StatusDocument {
     pub generation: Generation,
     /// Processes of ours that have it open.
     pub members: Vec<members::Record>,
-    /// The newest verified snapshot; `null` if there is none.
-    pub last_snapshot: Option<String>,
+    /// The newest good snapshot; `null` if there is none.
+    pub last_snapshot: Option<snapshots::Last>,
+    /// What has failed since then; `null` if nothing has.
+    pub last_snapshot_error: Option<snapshots::Failed>,
+    /// Why a person should look after the snapshots; `null` if all is well.
+    pub snapshot_warning: Option<String>,
     /// Incidents that nobody has closed.
     pub incidents_open: u64,
     /// What is remembered of maintenance.
@@ -70,11 +76,12 @@ pub struct FileSystem {
     pub wal_ok: bool,
 }
 
-/// Looks at the database at `path`. `application_id` tells ours from others.
+/// Looks at the database at `path`. `application_id` tells ours from others; `snapshot_every` is the time between two snapshots,
+/// where they are taken without anybody asking.
 ///
 /// # Errors
 /// A refusal when there is no database or its files are not safe to look at, or the system's answer.
-pub fn status(path: &Path, application_id: i32) -> Result<StatusDocument> {
+pub fn status(path: &Path, application_id: i32, snapshot_every: Option<Duration>) -> snapshots::Result<StatusDocument> {
     let family = Family::of(path)?;
     let inspected = secure::inspect(&family, Purpose::Look)?;
     let main = inspected.require_main()?;
@@ -84,6 +91,7 @@ pub fn status(path: &Path, application_id: i32) -> Result<StatusDocument> {
     };
     let filesystem = filesystem::classify(family.directory())?;
     let ours = header.is_some_and(|h| h.application_id == application_id.cast_unsigned());
+    let snapshots = snapshots::state(&family, snapshot_every)?;
     Ok(StatusDocument {
         path: family.main().to_string_lossy().into_owned(),
         kind: if ours { "statehouse" } else { "other" },
@@ -97,7 +105,9 @@ pub fn status(path: &Path, application_id: i32) -> Result<StatusDocument> {
         filesystem: FileSystem { kind: filesystem.kind.clone(), wal_ok: filesystem.wal_ok },
         generation: inspected.generation(),
         members: members::list(&family)?,
-        last_snapshot: None,
+        last_snapshot: snapshots.last,
+        last_snapshot_error: snapshots.failed,
+        snapshot_warning: snapshots.warning,
         incidents_open: incidents::open(&family)?.0,
         maintenance: Memory::read(&family),
         version: env!("CARGO_PKG_VERSION"),

@@ -50,6 +50,15 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number).map_err(|_| "give a number of seconds that is not negative".to_string())
 }
 
+/// A word that is shown in a list and means something to nobody else.
+fn word(text: &str) -> Result<String, String> {
+    let good = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if text.is_empty() || text.chars().count() > 40 || !text.chars().all(good) {
+        return Err("give one word of at most 40 letters, digits, '-', '_' and '.'".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Start all services, each as its own process, and keep them running
@@ -390,7 +399,7 @@ pub(crate) struct Snapshot {
     #[arg(long)]
     pub(crate) zstd: bool,
     /// Why, as the list shows it
-    #[arg(long, value_name = "WORD", default_value = "asked")]
+    #[arg(long, value_name = "WORD", default_value = "asked", value_parser = word)]
     pub(crate) reason: String,
 }
 

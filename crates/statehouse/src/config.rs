@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer};
 use statehouse_ops::maintenance::policy::Policy;
 use statehouse_ops::maintenance::vacuum::Worth;
+use statehouse_ops::snapshots::Keep;
 
 use crate::exit;
 use crate::failure::{Failure, Result, code};
@@ -18,6 +19,7 @@ pub(crate) struct Config {
     pub(crate) dashboard: Dashboard,
     pub(crate) scheduler: Scheduler,
     pub(crate) maintenance: Maintenance,
+    pub(crate) snapshots: Snapshots,
 }
 
 #[derive(Debug, Clone, Deserialize, PartialEq, Eq)]
@@ -78,6 +80,47 @@ impl Maintenance {
     }
 }
 
+/// When the store is copied, and what is kept of the copies.
+#[derive(Debug, Clone, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Snapshots {
+    /// Whether the scheduler takes any.
+    pub(crate) enabled: bool,
+    /// The time between two.
+    #[serde(deserialize_with = "duration")]
+    pub(crate) every: Duration,
+    /// How many are kept.
+    pub(crate) keep: u32,
+    /// For how many days; 0 if age does not matter.
+    pub(crate) keep_days: u32,
+    /// Which share of the volume they may have together, from 0 to 1.
+    pub(crate) disk_share: f64,
+    /// Whether they are compressed.
+    pub(crate) compress: bool,
+}
+
+impl Default for Snapshots {
+    fn default() -> Snapshots {
+        let Keep { count, days, disk_share } = Keep::default();
+        Snapshots {
+            enabled: true,
+            every: Duration::from_secs(86400),
+            keep: count,
+            keep_days: days.unwrap_or(0),
+            disk_share,
+            compress: false,
+        }
+    }
+}
+
+impl Snapshots {
+    /// The same as the library takes it.
+    pub(crate) fn keep(&self) -> Keep {
+        let days = (self.keep_days > 0).then_some(self.keep_days);
+        Keep { count: self.keep, days, disk_share: self.disk_share }
+    }
+}
+
 impl Default for Gateway {
     fn default() -> Gateway {
         Gateway { port: 7420 }
@@ -128,6 +171,20 @@ impl Config {
 # How long the services are waited for. Another program that uses the store is never waited for: the rewrite is put off, and
 # `statehouse status` says by whom.
 #drain = \"10s\"
+
+[snapshots]
+# Whether the scheduler copies the store, while everybody goes on working, and proves that the copy is good.
+#enabled = true
+# How often: \"6h\", \"1d\". When the last good one is older than twice that, `statehouse status` says so.
+#every = \"1d\"
+# How many are kept, and for how many days (0: age does not matter). The newest good one is never removed.
+#keep = 7
+#keep_days = 0
+# Which share of the volume they may have together, from 0 to 1. A store that is larger than that is not copied, and
+# `statehouse status` says so.
+#disk_share = 0.2
+# Whether they are compressed (zstd). Another program can read one that is not.
+#compress = false
 ";
 
     /// Reads the text of a configuration; `path` names it in errors.
@@ -146,6 +203,12 @@ impl Config {
         }
         if !(0.0..=1.0).contains(&config.maintenance.vacuum_share) {
             return Err(bad("maintenance.vacuum_share must be a number from 0 to 1".into()));
+        }
+        if !(0.0..=1.0).contains(&config.snapshots.disk_share) {
+            return Err(bad("snapshots.disk_share must be a number from 0 to 1".into()));
+        }
+        if config.snapshots.keep == 0 {
+            return Err(bad("snapshots.keep must be at least 1".into()));
         }
         Ok(config)
     }
@@ -213,6 +276,9 @@ mod tests {
             ("[maintenance]\nvacuum_share = nan\n", "vacuum_share"),
             ("[maintenance]\nvacuum_mib = -1\n", "vacuum_mib"),
             ("[maintenance]\nvacuum_every = \"soon\"\n", "soon"),
+            ("[snapshots]\ndisk_share = 20\n", "disk_share"),
+            ("[snapshots]\nkeep = 0\n", "keep"),
+            ("[snapshots]\nevery = \"daily\"\n", "daily"),
             ("[gateway\n", "gateway"),
         ] {
             let failure = parse(text).unwrap_err();

@@ -161,6 +161,7 @@ of_operations! {
     statehouse_sqlite::capture::TakeError => Database;
     statehouse_ops::restore::Error => Work;
     statehouse_ops::retired::Error => Maintenance;
+    statehouse_ops::snapshots::Error => Work;
 }
 
 #[cfg(test)]
@@ -215,8 +216,11 @@ mod tests {
         let maintenance = ["no_room", "would_renumber", "wal_only", "undone", "mode_not_taken"];
         let capture = ["no_process", "nothing_to_capture", "refused_other_user", "process_ended"];
         let restore = ["source_damaged", "source_unfit", "same_file", "exists", "unverified"];
+        let snapshots = ["unverified", "too_slow", "snapshot_changed"];
         let reasons: Vec<_> = Reason::ALL.iter().map(|r| r.code()).collect();
-        for code in [&own[..], &database, &store, &retired, &maintenance, &capture, &restore, &reasons].concat() {
+        for code in
+            [&own[..], &database, &store, &retired, &maintenance, &capture, &restore, &snapshots, &reasons].concat()
+        {
             assert!(page.contains(&format!("| `{code}` |")), "{code} is not in docs/contract.md");
         }
     }

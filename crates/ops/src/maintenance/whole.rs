@@ -12,51 +12,63 @@ use crate::verify::is_of_search_index;
 
 /// How closely a structure is looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Closely {
-    /// `PRAGMA quick_check`, which does not compare indexes with their tables.
+pub(crate) enum Depth {
+    /// The trees of pages (`PRAGMA quick_check`).
     Quick,
-    /// `PRAGMA integrity_check`.
+    /// Also that every index has exactly the rows of its table (`PRAGMA integrity_check`).
     Full,
+}
+
+impl Depth {
+    fn pragma(self, argument: &str) -> String {
+        let name = match self {
+            Depth::Quick => "quick_check",
+            Depth::Full => "integrity_check",
+        };
+        format!("PRAGMA {name}({argument})")
+    }
 }
 
 /// Refuses a database whose structure is damaged. What SQLite says of search indexes is not about the structure: tokenizers
 /// differ between programs.
 pub(crate) fn require(connection: &Connection, path: &Path) -> Result<()> {
-    require_as(connection, path, Closely::Quick)
+    require_as(connection, path, Depth::Quick)
 }
 
 /// As [`require`], as closely as it is asked for.
-pub(crate) fn require_as(connection: &Connection, path: &Path, closely: Closely) -> Result<()> {
-    let check = match closely {
-        Closely::Quick => "quick_check",
-        Closely::Full => "integrity_check",
-    };
-    let unsound = |found: String| Err(Error::Unsound { path: path.to_owned(), found });
-    let found = match lines(connection, &format!("PRAGMA {check}(20)")) {
-        // Some damage is met before the check could put it in words.
-        Err(e) if is_damage(&e) => return unsound(e.to_string()),
-        // A search index with a tokenizer that this SQLite does not have keeps it from looking at anything; the tables one by
-        // one can be looked at.
-        Err(rusqlite::Error::SqliteFailure(e, _)) if e.code == rusqlite::ErrorCode::Unknown => {
-            let mut found = Vec::new();
-            for table in tables(connection)? {
-                match lines(connection, &format!("PRAGMA {check}({})", quoted(&table))) {
-                    Err(e) if is_damage(&e) => return unsound(format!("{table}: {e}")),
-                    lines => found.extend(lines?),
-                }
-            }
-            found
-        }
-        other => other?,
-    };
-    let found: Vec<String> = found.into_iter().filter(|l| l != "ok" && !is_of_search_index(l)).collect();
+pub(crate) fn require_as(connection: &Connection, path: &Path, depth: Depth) -> Result<()> {
+    let found: Vec<String> = faults(connection, depth, 20)?.into_iter().filter(|l| !is_of_search_index(l)).collect();
     if found.is_empty() {
         return Ok(());
     }
-    unsound(found.join("; "))
+    Err(Error::Unsound { path: path.to_owned(), found: found.join("; ") })
 }
 
-fn is_damage(e: &rusqlite::Error) -> bool {
+/// What a check of the structure finds, at most `most` lines of it; empty if there is nothing. Damage that is met before the
+/// check could put it in words is among it.
+pub(crate) fn faults(connection: &Connection, depth: Depth, most: u32) -> rusqlite::Result<Vec<String>> {
+    let mut found = Vec::new();
+    match lines(connection, &depth.pragma(&most.to_string())) {
+        Ok(lines) => found = lines,
+        Err(e) if is_damage(&e) => found.push(e.to_string()),
+        // A search index with a tokenizer that this SQLite does not have keeps it from looking at anything; the tables one by
+        // one can be looked at.
+        Err(rusqlite::Error::SqliteFailure(e, _)) if e.code == rusqlite::ErrorCode::Unknown => {
+            for table in tables(connection)? {
+                match lines(connection, &depth.pragma(&quoted(&table))) {
+                    Ok(lines) => found.extend(lines),
+                    Err(e) if is_damage(&e) => found.push(format!("{table}: {e}")),
+                    Err(e) => return Err(e),
+                }
+            }
+        }
+        Err(e) => return Err(e),
+    }
+    found.retain(|line| line != "ok");
+    Ok(found)
+}
+
+pub(crate) fn is_damage(e: &rusqlite::Error) -> bool {
     use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
     matches!(e.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase))
 }
@@ -91,6 +103,11 @@ impl Rows {
     /// The numbers by table.
     pub(crate) fn by_table(&self) -> &BTreeMap<String, i64> {
         &self.0
+    }
+
+    /// The numbers of the tables that programs made, by name.
+    pub(crate) fn of_programs(self) -> BTreeMap<String, i64> {
+        self.0.into_iter().filter(|(name, _)| !name.starts_with("sqlite_")).collect()
     }
 
     /// What is different in `after`; empty if nothing is.

@@ -18,7 +18,7 @@ use statehouse_sqlite::{Error as DatabaseError, Family, Member, Reason, Schema a
 use super::error::{Error, Result};
 use super::records;
 use crate::attach::{self, Attached};
-use crate::maintenance::whole::{self, Closely, Rows};
+use crate::maintenance::whole::{self, Depth, Rows};
 use crate::maintenance::{self};
 
 /// A source that was found.
@@ -165,7 +165,7 @@ impl Source {
         let attached = attach::read(&inspected, held, scratch, patience).map_err(|e| damaged(e.into()))?;
         // The first read fixes what all that follow see.
         attached.execute_batch("BEGIN")?;
-        whole::require_as(&attached, &path, Closely::Full).map_err(damaged)?;
+        whole::require_as(&attached, &path, Depth::Full).map_err(damaged)?;
         // The newest header may be in the log alone.
         let number = |name: &str| attached.pragma_query_value(None, name, |r| r.get::<_, u32>(0));
         let header = MainHeader {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use statehouse_scheduler::{Launch, Options, Scheduler};
-use statehouse_sessions::{Holder, JobKind, Occurrence};
+use statehouse_sessions::{Holder, JobKind, Occurrence, Store};
 
 use super::{Context, service, worker};
 use crate::failure::{Envelope, Result};
@@ -27,12 +27,10 @@ pub(crate) fn run(context: &Context) -> Result {
     let config = context.home.config()?;
     let _role = lock::take(&context.home, ROLE)?;
     let store = service::open(context, ROLE)?;
-    let kind = JobKind::Housekeeping { name: worker::HOUSEKEEPING.to_owned() };
-    let every = config.scheduler.housekeeping_every.as_secs();
-    let job = store.ensure_job(worker::HOUSEKEEPING, kind, every)?;
-    if job.every_seconds != every {
-        // The configuration was changed since the job was made.
-        store.set_interval(job.id, every)?;
+    built_in(&*store, worker::HOUSEKEEPING, config.scheduler.housekeeping_every)?;
+    // One that is switched off stays where it is; its worker finds that out.
+    if config.snapshots.enabled {
+        built_in(&*store, worker::SNAPSHOT, config.snapshots.every)?;
     }
     let launch = Arc::new(Workers { home: context.home.directory().to_owned(), state: Mutex::default() });
     let holder = Holder(format!("scheduler {} {}", std::process::id(), jiff::Timestamp::now()));
@@ -51,6 +49,17 @@ pub(crate) fn run(context: &Context) -> Result {
     scheduler.run();
     store.close();
     Ok(exit::OK)
+}
+
+/// Sees to it that a job of our own is there, as often as the configuration says.
+fn built_in(store: &dyn Store, name: &str, every: Duration) -> Result<()> {
+    let every = every.as_secs();
+    let job = store.ensure_job(name, JobKind::Housekeeping { name: name.to_owned() }, every)?;
+    if job.every_seconds != every {
+        // The configuration was changed since the job was made.
+        store.set_interval(job.id, every)?;
+    }
+    Ok(())
 }
 
 #[derive(Default)]

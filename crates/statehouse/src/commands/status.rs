@@ -4,7 +4,9 @@ use statehouse_ops::StatusDocument;
 use statehouse_sessions::sqlite::APPLICATION_ID;
 
 use super::Context;
+use super::snapshot::age;
 use crate::args::Target;
+use crate::config::Snapshots;
 use crate::exit;
 use crate::failure::Result;
 use crate::home::Place;
@@ -14,7 +16,13 @@ use crate::text::{bytes, escape_line};
 pub(crate) fn run(context: &Context, target: &Target) -> Result {
     let place = Place::of(target.path.as_deref(), &context.home);
     store::must_exist(&place.database)?;
-    let document = statehouse_ops::status(&place.database, APPLICATION_ID)?;
+    let snapshots = match target.path.is_none() {
+        // What cannot be read of the configuration is no reason to say nothing of the store.
+        true => context.home.config().unwrap_or_default().snapshots,
+        false => Snapshots { enabled: false, ..Snapshots::default() },
+    };
+    let every = snapshots.enabled.then_some(snapshots.every);
+    let document = statehouse_ops::status(&place.database, APPLICATION_ID, every)?;
     context.output.answer(&document, text);
     Ok(exit::OK)
 }
@@ -46,13 +54,29 @@ fn text(d: &StatusDocument) -> String {
         ),
         ("file system", format!("{} (WAL mode {} here)", d.filesystem.kind, yes(d.filesystem.wal_ok))),
         ("members", members),
-        ("last snapshot", d.last_snapshot.clone().unwrap_or_else(|| "none".to_owned())),
+        (
+            "last snapshot",
+            match &d.last_snapshot {
+                Some(s) => format!("{} ({}, {} ago)", s.created_at, bytes(s.bytes), age(s.age_s)),
+                None => "none".to_owned(),
+            },
+        ),
         ("open incidents", d.incidents_open.to_string()),
         ("last vacuum", last_vacuum),
     ];
     let mut out: String = rows.iter().map(|(name, value)| format!("{name:<15}  {}\n", escape_line(value))).collect();
     if d.heals_from_log {
         out.push_str("note: the first page of the main file is damaged; a good one is in the log, and the next checkpoint heals it\n");
+    }
+    if let Some(warning) = &d.snapshot_warning {
+        out.push_str(&format!("warning: {}\n", escape_line(warning)));
+    }
+    if let Some(f) = &d.last_snapshot_error {
+        out.push_str(&escape_line(&format!(
+            "warning: {} snapshots in a row have failed, the last at {}: {}",
+            f.failures, f.at, f.error
+        )));
+        out.push('\n');
     }
     if let Some(since) = &maintenance.deferred_since {
         let by = if maintenance.by.is_empty() {

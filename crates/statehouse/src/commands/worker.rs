@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 use statehouse_ops::maintenance::policy::{self, Housekept};
+use statehouse_ops::snapshots::{self, Wish};
 use statehouse_sessions::{JobKind, Micros, SqliteStore, Store};
+use statehouse_sqlite::Family;
 
 use super::{Context, maintain};
 use crate::args::Worker;
@@ -13,6 +15,8 @@ use crate::text::{bytes, escape_line};
 
 /// The job that keeps the store tidy.
 pub(crate) const HOUSEKEEPING: &str = "housekeeping";
+/// The job that copies the store.
+pub(crate) const SNAPSHOT: &str = "snapshot";
 /// A job that proves that the schema can be changed while others read and write: it makes, fills, indexes and drops a
 /// table of its own.
 const DDL_CHECK: &str = "ddl-check";
@@ -25,6 +29,17 @@ struct Done {
     /// What the policy of maintenance came to.
     #[serde(skip_serializing_if = "Option::is_none", flatten)]
     housekept: Option<Housekept>,
+    /// The snapshot that was taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshot: Option<String>,
+}
+
+/// What is left to do when the store is closed: it needs the store alone, or wants to be a process like any other.
+#[derive(PartialEq)]
+enum Then {
+    Nothing,
+    Housekeep,
+    Snapshot,
 }
 
 pub(crate) fn run(context: &Context, command: &Worker) -> Result {
@@ -33,11 +48,13 @@ pub(crate) fn run(context: &Context, command: &Worker) -> Result {
     let store = store::open_sqlite(&context.home.store(), &opening)?;
     let done = work(&store, job);
     store.close();
-    let (mut done, housekeeping) = done?;
-    if housekeeping {
-        // Its own handle is closed by now: a rewrite needs the store alone.
-        drop(store);
-        done.housekept = Some(housekeep(context)?);
+    let (mut done, then) = done?;
+    // Its own handle is closed by now.
+    drop(store);
+    match then {
+        Then::Nothing => {}
+        Then::Housekeep => done.housekept = Some(housekeep(context)?),
+        Then::Snapshot => done.snapshot = snapshot(context)?,
     }
     context.output.answer(&done, text);
     Ok(exit::OK)
@@ -60,6 +77,32 @@ fn housekeep(context: &Context) -> Result<Housekept> {
     Ok(kept)
 }
 
+/// Copies the store, unless that is switched off. What keeps it from being done is remembered, so that `status` shows it.
+fn snapshot(context: &Context) -> Result<Option<String>> {
+    const REASON: &str = "scheduled";
+    let config = context.home.config()?.snapshots;
+    if !config.enabled {
+        return Ok(None);
+    }
+    let path = context.home.store();
+    let wish =
+        Wish { compress: config.compress, keep: config.keep(), patience: context.patience, ..Wish::because(REASON) };
+    match snapshots::take(&path, &wish, &|_| {}) {
+        Ok(taken) => {
+            tracing::info!("a snapshot of the store was taken: {} bytes in {:.0} ms", taken.bytes, taken.ms);
+            Ok(Some(taken.id))
+        }
+        Err(e) => {
+            tracing::warn!("no snapshot of the store could be taken: {}", escape_line(&e.to_string()));
+            if !e.is_remembered() {
+                // On a full disk that cannot be done either; the job's own history has it in any case.
+                let _ = snapshots::remember_failure(&Family::of(&path)?, REASON, &e);
+            }
+            Err(e.into())
+        }
+    }
+}
+
 fn text(done: &Done) -> String {
     let mut out = format!("{}: done", done.job);
     if let Some(n) = done.leases_trimmed {
@@ -74,24 +117,29 @@ fn text(done: &Done) -> String {
         }
         Some(Housekept::NotDue { .. }) | None => {}
     }
+    if let Some(id) = &done.snapshot {
+        out.push_str(&format!(", snapshot {}", escape_line(id)));
+    }
     out
 }
 
-/// Does what needs an open store; true if it was housekeeping, which goes on when the store is closed.
-fn work(store: &SqliteStore, wanted: &str) -> Result<(Done, bool)> {
+/// Does what needs an open store, and says what is left to do without one.
+fn work(store: &SqliteStore, wanted: &str) -> Result<(Done, Then)> {
     let found = store.jobs()?.into_iter().find(|j| j.name == wanted || j.id.to_string() == wanted);
     // The built-in work can be asked for by name before any scheduler has made its job.
     let kind = found.map_or_else(|| JobKind::Housekeeping { name: wanted.to_owned() }, |job| job.kind);
     let JobKind::Housekeeping { name } = kind;
+    let done = |name: String| Done { job: name, leases_trimmed: None, housekept: None, snapshot: None };
     match name.as_str() {
+        SNAPSHOT => Ok((done(name), Then::Snapshot)),
         HOUSEKEEPING => {
             let leases_trimmed = store.trim_leases(Micros::now())?;
             store.optimize()?;
-            Ok((Done { job: name, leases_trimmed: Some(leases_trimmed), housekept: None }, true))
+            Ok((Done { leases_trimmed: Some(leases_trimmed), ..done(name) }, Then::Housekeep))
         }
         DDL_CHECK => {
             change_schema(store)?;
-            Ok((Done { job: name, leases_trimmed: None, housekept: None }, false))
+            Ok((done(name), Then::Nothing))
         }
         _ => Err(statehouse_sessions::Error::NotFound { what: "job", id: wanted.to_owned() }.into()),
     }

@@ -1,0 +1,192 @@
+//! Whether a file is a good copy: opened, looked at as a whole, and counted.
+//!
+//! A copy cannot be better than its source, so what the database itself says about its content is not against it: rows that break
+//! a constraint of their table, and foreign keys that lead nowhere, are noted; the latter must be the same ones as in the
+//! database. What SQLite says of full-text indexes is noted too: it compares them with what its own tokenizer makes of the
+//! content, and programs bring their own. Everything else is damage.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use rusqlite::Connection;
+use rusqlite::types::ValueRef;
+use statehouse_sqlite::immutable;
+
+use super::error::Result;
+use crate::maintenance::whole::{Depth, Rows, faults};
+use crate::verify::is_of_search_index;
+
+/// How many lines of a check are read. A file with more than that is not good.
+const MOST_LINES: u32 = 10_000;
+/// How many of them are told.
+const TOLD: usize = 20;
+
+/// A database that was proved to be good.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Proved {
+    /// Rows of each table that programs made.
+    pub rows: BTreeMap<String, i64>,
+    /// Bytes of a page.
+    pub page_size: u32,
+    /// `PRAGMA user_version`.
+    pub user_version: i64,
+    /// `PRAGMA application_id`.
+    pub application_id: i64,
+    /// What was found that is not against it.
+    pub notes: Vec<String>,
+}
+
+/// What is compared between a copy and its source.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Counts {
+    pub(super) rows: Rows,
+    pub(super) foreign_keys: ForeignKeys,
+}
+
+/// The rows whose foreign keys lead nowhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ForeignKeys {
+    /// How many there are, and a hash that tells which.
+    Broken { rows: u64, which: blake3::Hash },
+    /// SQLite cannot check them, and says why.
+    Unchecked(String),
+}
+
+impl Counts {
+    /// Counts in what must be one read transaction.
+    pub(super) fn of(connection: &Connection) -> Result<Counts> {
+        Ok(Counts { rows: Rows::count(connection, |_| true)?, foreign_keys: foreign_keys(connection)? })
+    }
+
+    /// What is different in the copy; empty if nothing is.
+    pub(super) fn differences(&self, copy: &Counts) -> String {
+        let mut found = self.rows.differences(&copy.rows);
+        if self.foreign_keys != copy.foreign_keys {
+            found.push_str("; other foreign keys are broken in the copy than in the database");
+        }
+        found.trim_start_matches("; ").to_owned()
+    }
+}
+
+fn foreign_keys(connection: &Connection) -> rusqlite::Result<ForeignKeys> {
+    let mut hasher = blake3::Hasher::new();
+    let mut count = 0;
+    let mut ask = || -> rusqlite::Result<()> {
+        let mut statement = connection.prepare("PRAGMA foreign_key_check")?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            count += 1;
+            for column in 0..4 {
+                match row.get_ref(column)? {
+                    ValueRef::Integer(n) => hasher.update(&n.to_le_bytes()),
+                    ValueRef::Text(t) | ValueRef::Blob(t) => hasher.update(t),
+                    ValueRef::Null | ValueRef::Real(_) => hasher.update(&[0]),
+                };
+                hasher.update(&[0xff]);
+            }
+        }
+        Ok(())
+    };
+    match ask() {
+        Ok(()) => Ok(ForeignKeys::Broken { rows: count, which: hasher.finalize() }),
+        // A schema whose keys do not fit together, or that needs a function or collation of its own program.
+        Err(rusqlite::Error::SqliteFailure(e, text)) if e.code == rusqlite::ErrorCode::Unknown => {
+            Ok(ForeignKeys::Unchecked(text.unwrap_or_else(|| e.to_string())))
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// What looking at all of a file came to.
+pub(super) enum Judged {
+    /// It is good.
+    Good(Proved, Counts),
+    /// It is not, and what was found.
+    Unsound(String),
+}
+
+/// Opens a file that nobody changes meanwhile and that has no log, and looks at all of it.
+pub(super) fn judge(path: &Path) -> Result<Judged> {
+    let connection = immutable(path)?;
+    connection.pragma_update(None, "trusted_schema", 0)?;
+    connection.pragma_update(None, "mmap_size", 0)?;
+    connection.pragma_update(None, "cell_size_check", 1)?;
+    let judged = look(&connection);
+    match judged {
+        Err(super::Error::Work(crate::maintenance::Error::Database(statehouse_sqlite::Error::Damaged { detail }))) => {
+            Ok(Judged::Unsound(detail))
+        }
+        other => other,
+    }
+}
+
+fn look(connection: &Connection) -> Result<Judged> {
+    let lines = faults(connection, Depth::Full, MOST_LINES)?;
+    if lines.len() >= MOST_LINES as usize {
+        return Ok(Judged::Unsound(format!("more than {} things are wrong: {}", lines.len(), told(&lines))));
+    }
+    let (of_content, structure): (Vec<String>, Vec<String>) =
+        lines.into_iter().partition(|line| is_of_search_index(line) || is_of_content(line));
+    if !structure.is_empty() {
+        return Ok(Judged::Unsound(told(&structure)));
+    }
+    let mut notes = of_content;
+    if notes.len() > TOLD {
+        let more = notes.len() - TOLD;
+        notes.truncate(TOLD);
+        notes.push(format!("and {more} more like these"));
+    }
+    let counts = Counts::of(connection)?;
+    match &counts.foreign_keys {
+        ForeignKeys::Broken { rows: 0, .. } => {}
+        ForeignKeys::Broken { rows, .. } => notes.push(format!("{rows} rows have a foreign key that leads nowhere")),
+        ForeignKeys::Unchecked(why) => notes.push(format!("its foreign keys cannot be checked: {why}")),
+    }
+    let number = |name: &str| connection.pragma_query_value(None, name, |r| r.get::<_, i64>(0));
+    let proved = Proved {
+        rows: counts.rows.clone().of_programs(),
+        page_size: u32::try_from(number("page_size")?).unwrap_or(0),
+        user_version: number("user_version")?,
+        application_id: number("application_id")?,
+        notes,
+    };
+    Ok(Judged::Good(proved, counts))
+}
+
+fn told(lines: &[String]) -> String {
+    lines.iter().take(TOLD).map(String::as_str).collect::<Vec<_>>().join("; ")
+}
+
+/// True if this line of a check says that a row breaks a rule of its table (pragma.c, `PragTyp_INTEGRITY_CHECK`).
+fn is_of_content(line: &str) -> bool {
+    let of_type = |line: &str| {
+        line.strip_prefix("non-").and_then(|l| l.split_once(" value in ")).is_some_and(|(kind, _)| !kind.contains(' '))
+    };
+    ["NULL value in ", "NUMERIC value in ", "TEXT value in ", "CHECK constraint failed in "]
+        .iter()
+        .any(|beginning| line.starts_with(beginning))
+        || of_type(line)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_about_the_content_is_told_from_damage() {
+        for line in
+            ["NULL value in t.c", "CHECK constraint failed in t", "non-INTEGER value in t.c", "TEXT value in t.c"]
+        {
+            assert!(is_of_content(line), "{line}");
+        }
+        for line in [
+            "non-unique entry in index i",
+            "row 3 missing from index i",
+            "wrong # of entries in index i",
+            "Tree 2 page 3: btreeInitPage() returns error code 11",
+            "non-x y value in t",
+        ] {
+            assert!(!is_of_content(line), "{line}");
+        }
+    }
+}
