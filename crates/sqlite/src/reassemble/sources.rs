@@ -64,6 +64,9 @@ fn from_files(what: &Destroyed<'_>, schema: Option<&dyn Schema>) -> Result<Accou
         Some(Err(why)) => account.unusable.push(why),
         None => account.unusable.push("there is no snapshot".into()),
     }
+    // What was taken over from a removed log may have been in the destroyed one alone.
+    let unmerged = captures::unmerged(what.family).into_iter().map(|place| place.join(captures::IMAGE));
+    images.extend(unmerged.map(|image| (image, "what was captured of removed files")));
     let mut whole = sound_ones(images, &mut account);
     let mut rows = Vec::new();
     if whole.first().is_none_or(|(path, _)| *path != overlay) {
