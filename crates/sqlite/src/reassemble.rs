@@ -75,6 +75,8 @@ pub(crate) struct Destroyed<'a> {
     pub(crate) evidence: &'a Path,
     /// What the index said when it was seen last.
     pub(crate) index: Option<Index>,
+    /// What it says now.
+    pub(crate) now: Option<Index>,
 }
 
 /// Makes the new file if there is none, and adds what this process remembers; of that it remembers after it what did not
@@ -96,9 +98,15 @@ pub(crate) fn put_together(
         }
     };
     if what.destruction.member == Member::Wal {
-        // What the main file has by now is right as it is there.
-        account.salts.into_iter().for_each(|salts| memory.forget_before(salts));
-        what.index.into_iter().for_each(|index| memory.forget_before(index.salts));
+        // What the main file has by now is right as it is there. The last look may have been before the log was begun anew.
+        let of = |index: Option<Index>| index.map(|index| index.salts);
+        match of(what.now) {
+            Some(now) if Some(now) == account.salts => memory.forget_all_but(&[now]),
+            now => {
+                let rounds: Vec<_> = [account.salts, now, of(what.index)].into_iter().flatten().collect();
+                memory.forget_all_but(&rounds);
+            }
+        }
         memory.forget(what.index.filter(|index| Some(index.salts) == account.salts));
     }
     let succeeded = match account.rebuilt.clone() {

@@ -104,15 +104,15 @@ impl Remembered {
         self.requests -= self.commits.pop_front().map_or(0, |c| c.requests.len());
     }
 
-    /// Lets go of what was written before the log was begun anew the last time, as far as `salts` say when that was: all of it was
-    /// copied then. An idle process may never have noticed, and what it wrote long ago must not undo what others wrote since.
-    pub(crate) fn forget_before(&mut self, salts: [u8; 8]) {
-        // The first number grows by one with each round.
-        let round = |[a, b, c, d, ..]: [u8; 8]| u32::from_be_bytes([a, b, c, d]);
-        let older = |span: Span| span.salts != salts && round(salts).wrapping_sub(round(span.salts)) <= u32::MAX / 2;
-        while self.commits.front().is_some_and(|c| older(c.span)) {
-            self.drop_oldest();
-        }
+    /// Lets go of what was written into other rounds of the log than these. All of it was copied when the log was begun anew. An
+    /// idle process may never have noticed, and what it wrote long ago must not undo what others wrote since.
+    pub(crate) fn forget_all_but(&mut self, rounds: &[[u8; 8]]) {
+        self.commits.retain(|c| rounds.contains(&c.span.salts));
+        self.count();
+    }
+
+    fn count(&mut self) {
+        self.requests = self.commits.iter().map(|c| c.requests.len()).sum();
     }
 
     /// True if the main file has everything.
@@ -154,7 +154,7 @@ impl Remembered {
             commit.requests.retain(|_| !succeeded.next().copied().unwrap_or(false));
         }
         self.commits.retain(|c| !c.requests.is_empty());
-        self.requests = self.commits.iter().map(|c| c.requests.len()).sum();
+        self.count();
     }
 }
 
@@ -240,11 +240,10 @@ mod tests {
         assert_eq!(rows, 2);
         memory.keep_failed(&succeeded);
         assert_eq!((memory.spans([1; 8]), memory.requests), (vec![(4, 4)], 1), "it is tried again");
-        memory.forget_before([1; 8]);
-        memory.forget_before([0; 8]);
-        assert_eq!(memory.len(), 1);
         memory.keep(span(2, 1, 1), vec![Box::new(Insert(7))]);
-        memory.forget_before([2; 8]);
+        memory.forget_all_but(&[[1; 8], [2; 8]]);
+        assert_eq!(memory.len(), 2);
+        memory.forget_all_but(&[[2; 8]]);
         assert_eq!((memory.spans([1; 8]), memory.spans([2; 8])), (vec![], vec![(1, 1)]));
         memory.forget(index(2, 1, 1));
         assert!(memory.is_empty());

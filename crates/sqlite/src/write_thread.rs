@@ -14,6 +14,7 @@ use crate::family::Member;
 use crate::flush::Committer;
 use crate::generation::Record;
 use crate::incidents::Story;
+use crate::index::Index;
 use crate::keeper;
 use crate::members::{self, Registration};
 use crate::opening::{self, Opened};
@@ -431,6 +432,10 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     // The log may be the same, and then it alone still has what was written before. Another one begins with what was captured.
     let same = (before.main, before.wal) == (now.main, now.wal);
     let memory = if same { std::mem::take(&mut held.memory) } else { Remembered::default() };
+    if same {
+        // Of an index that was made anew nobody can tell how much of the log is in the main file already.
+        let _ = flush::copy_beside_readers(&opened.connection);
+    }
     *held = Held { story, memory, ..Held::new(shared, opened) };
     shared.readers.admit();
     shared.gate.reopen(record);
@@ -460,7 +465,9 @@ fn put_together(shared: &Shared, held: &mut Held, destruction: &Destruction) -> 
     }
     let generation = held.record.generation();
     let index = held.record.seen();
-    let what = Destroyed { family, generation: &generation, destruction, evidence: &evidence, index };
+    // As long as the connections stand. Their own descriptors are read by nobody any more.
+    let now = retired::descriptor(family, Member::Shm, generation.shm)?.and_then(|file| Index::read(&file).ok()?);
+    let what = Destroyed { family, generation: &generation, destruction, evidence: &evidence, index, now };
     let commits = held.memory.len();
     let account = match reassemble::put_together(&what, &shared.options, &mut held.memory, held.told.is_some()) {
         Ok(account) => {
