@@ -88,7 +88,7 @@ pub(crate) fn put_together(
     again: bool,
 ) -> Result<Account> {
     let path = what.evidence.join(ACCOUNT);
-    let mut account = match read(&path) {
+    let mut account = match read(&path).filter(|account| account.rebuilt.is_some()) {
         Some(account) => account,
         None => {
             let of_log = what.index.filter(|_| what.destruction.member == Member::Wal);

@@ -9,7 +9,7 @@ use statehouse_testkit::wait::until;
 
 use crate::holder::Holder;
 use crate::reassembled::{SOON, account, checkpoint, empty, evidence, keys, put};
-use crate::support::{visitor, with};
+use crate::support::{Volume, visitor, with};
 
 fn sorted(mut keys: Vec<String>) -> Vec<String> {
     keys.sort();
@@ -119,4 +119,29 @@ fn a_write_that_found_its_row_there_is_known_though_whoever_made_it_has_ended() 
     empty(&with(&path, "-wal"));
     let account = account(&path, 1);
     assert_eq!(keys(account.rebuilt.as_ref().unwrap()), sorted(kept), "{account:#?}");
+}
+
+#[test]
+fn what_finds_no_room_on_a_full_disk_is_added_when_there_is_room() {
+    // With room for nothing, and with room for the evidence alone.
+    for left in [0, 6 << 20] {
+        let Some(volume) = Volume::new(32 << 10) else { return };
+        let path = volume.join("s.db");
+        let mut holder = Holder::with_store(&path);
+        let mut kept = Vec::new();
+        put(&mut holder, &"x".repeat(100_000), 20, &mut kept);
+        checkpoint(&path);
+        put(&mut holder, "late", 5, &mut kept);
+        volume.fill(left);
+        empty(&with(&path, "-wal"));
+        until("it is cut off", SOON, || holder.events().contains("NotReopened"));
+        if left > 0 {
+            let mark = || std::fs::read_to_string(with(&path, ".statehouse/destroyed.json")).unwrap_or_default();
+            until("it says why", SOON, || mark().contains("could not be added yet"));
+        }
+        volume.clear();
+        let account = account(&path, 5);
+        assert!(account.lost.is_empty() && account.complete && account.verified, "{left}: {:#?}", account.unusable);
+        assert_eq!(keys(account.rebuilt.as_ref().unwrap()), sorted(kept), "{left}");
+    }
 }
