@@ -224,7 +224,10 @@ impl Story {
             }
             Some(incident)
         });
-        if saved.is_err() {
+        if saved.is_ok() {
+            // Another process may add to the account after this one.
+            self.account = None;
+        } else {
             // It is told with the next step.
             (self.entries, self.evidence, self.done) = (entries, evidence, done);
         }
