@@ -147,7 +147,7 @@ impl Story {
         ));
         let restore = format!("statehouse restore {} {}", word(&rebuilt.to_string_lossy()), word(&self.database));
         let lost = (!account.lost.is_empty() || !account.complete).then(|| account.loss());
-        self.account = Some((lost, format!("Put what is left in the place of the database: {restore}")));
+        self.account = Some((lost, format!("Put what is left in the place of the database: `{restore}`")));
     }
 
     /// Writes what was told so far.
@@ -246,7 +246,7 @@ fn going_on(family: &Family) -> Option<String> {
 fn settle(incident: &mut Incident, undecided: Option<&str>) {
     if let Some(id) = undecided {
         (incident.outcome, incident.closed_at) = (Outcome::Waits, None);
-        incident.next = format!("See what only the capture has: statehouse retired show {id}");
+        incident.next = format!("See what only the capture has: `statehouse retired show {id}`");
         return;
     }
     if incident.lost.is_some() || !incident.is_over() {
@@ -327,7 +327,7 @@ impl Subject {
                 subject.waits = waits;
                 if waits {
                     subject.next =
-                        "Stop every program that uses it, keep every file, and run: statehouse verify".to_owned();
+                        "Stop every program that uses it, keep every file, and run `statehouse verify`.".to_owned();
                 }
                 subject
             }
