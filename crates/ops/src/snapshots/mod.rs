@@ -15,11 +15,14 @@ mod error;
 mod keep;
 mod pack;
 mod proof;
+mod publish;
+mod reading;
 mod record;
 mod source;
 mod staged;
 mod state;
 mod take;
+mod work;
 
 use std::path::Path;
 use std::time::Duration;

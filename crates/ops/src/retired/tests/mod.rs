@@ -14,6 +14,7 @@ use rusqlite::Connection;
 use tempfile::TempDir;
 
 use super::*;
+use crate::snapshots::Wish;
 
 /// A database, and a file that grew from the same one.
 struct Two {
@@ -53,7 +54,7 @@ impl Two {
 
     fn try_merge(&self) -> Result<Merged> {
         let scratch = self.directory.path();
-        let evidence = || keep(&self.live(), scratch, Duration::from_secs(5));
+        let evidence = || keep(&self.live(), &Wish::because("before-merge"), &|_| {});
         with(scratch, |asked| merge(&self.live(), &self.id(), &evidence, asked))
     }
 
