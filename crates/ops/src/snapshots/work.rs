@@ -11,13 +11,12 @@ use statehouse_sqlite::secure::Inspected;
 use statehouse_sqlite::{Error as DatabaseError, Family, Reason};
 
 use super::error::{Error, Result, io};
-use super::proof::{Judged, judge};
 use super::reading::Reading;
 use super::record::{self, Snapshot};
 use super::source::{self, Limits, Plain};
 use super::staged::{Place, Staged};
 use super::take::who_holds;
-use super::{Wish, keep, pack};
+use super::{Wish, keep, pack, proof};
 use crate::attach;
 use crate::maintenance;
 use crate::progress::{Progress, Watch};
@@ -139,26 +138,32 @@ impl Work<'_> {
         (self.watch)(Progress::Begins { what: "checking the copy", bytes: None });
         let path = staged.path.clone();
         let file: &mut File = &mut staged.file;
-        // One thread opens the copy and looks at it; this one counts in the source, and then hashes and flushes the copy.
-        let (judged, counted, hashed, read_ms) = std::thread::scope(|scope| -> Result<_> {
-            let judging = std::thread::Builder::new()
+        // One thread looks at the structure of the copy, which takes longest; this one counts in the source, and then flushes,
+        // hashes and counts the copy.
+        let (structure, counted, hashed, content, read_ms) = std::thread::scope(|scope| -> Result<_> {
+            let looking = std::thread::Builder::new()
                 .name("snapshot check".to_owned())
-                .spawn_scoped(scope, || judge(&path))
+                .spawn_scoped(scope, || proof::structure(&path))
                 .map_err(|e| io("start a thread for", &path, e))?;
             let counted = reading.as_ref().map(|r| r.count(limits.until));
             let read_ms = reading.as_ref().map_or(0.0, |r| r.begun.elapsed().as_secs_f64() * 1000.0);
             drop(reading);
             let hashed = file.sync_all().and_then(|()| pack::hash(file, &|_| {}));
-            let judged = judging.join().map_err(|_| {
-                io("look at", &path, std::io::Error::other("the thread that does it ended early"))
-            })?;
-            Ok((judged, counted, hashed, read_ms))
+            let content = proof::content(&path);
+            let structure = looking
+                .join()
+                .map_err(|_| io("look at", &path, std::io::Error::other("the thread that does it ended early")))?;
+            Ok((structure, counted, hashed, content, read_ms))
         })?;
         let (bytes, hash) = hashed.map_err(|e| io("write", &path, e))?;
         let unsound = |found: String| Ok(Made::Unsound { found, bytes, hash });
-        let (proved, counts) = match judged? {
-            Judged::Good(proved, counts) => (proved, counts),
-            Judged::Unsound(found) => return unsound(found),
+        let notes = match structure? {
+            Ok(notes) => notes,
+            Err(found) => return unsound(found),
+        };
+        let (proved, counts) = match content? {
+            Ok((proved, counts)) => (proved.with(notes), counts),
+            Err(found) => return unsound(found),
         };
         match counted {
             None => {}
