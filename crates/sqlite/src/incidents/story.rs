@@ -188,6 +188,8 @@ impl Story {
         };
         let (entries, evidence) = (std::mem::take(&mut self.entries), std::mem::take(&mut self.evidence));
         let done = std::mem::take(&mut self.done);
+        // Told once: who comes after this process knows more, and what this one knew would go over it.
+        let account = self.account.take();
         let saved = Shelf::Beside(family.clone()).change(&self.about, |before| {
             let mut incident =
                 before.unwrap_or_else(|| Incident::new(self.about.clone(), self.since, self.report.clone()));
@@ -198,7 +200,7 @@ impl Story {
                 let by = format!("PID {} ({}) {step}", process.pid, self.role);
                 incident.done = if incident.done.is_empty() { by } else { format!("{}; {by}", incident.done) };
             }
-            if let Some((lost, next)) = &self.account {
+            if let Some((lost, next)) = &account {
                 (incident.lost, incident.next) = (lost.clone(), next.clone());
             }
             let back_at = matches!(end, Some(End::Back)).then(now_us);
@@ -229,7 +231,7 @@ impl Story {
             self.account = None;
         } else {
             // It is told with the next step.
-            (self.entries, self.evidence, self.done) = (entries, evidence, done);
+            (self.entries, self.evidence, self.done, self.account) = (entries, evidence, done, account);
         }
         saved.map(drop)
     }
