@@ -36,6 +36,10 @@ const READS_END: Duration = Duration::from_millis(600);
 /// notices nothing, and shall not keep the others for ever.
 const CONSIDERATE: Duration = Duration::from_secs(2);
 
+/// The first pause before opening again is tried once more; each further one is twice as long, up to [`RETRY`]. What is in the
+/// way is most often another process of ours that notices the same a moment later.
+const FIRST_PAUSE: Duration = Duration::from_millis(30);
+
 /// How long a handle that is closed goes on trying to put removed files back before it keeps what it can. A supervisor does
 /// not wait for ever.
 const RESCUE: Duration = Duration::from_secs(4);
@@ -159,6 +163,7 @@ fn last_resort(shared: &Shared, held: &mut Held, why: Error) {
 /// Tries until the handle goes on; false when it is to be closed before that.
 fn reopen(shared: &Shared, held: &mut Held) -> bool {
     let mut told_of = None;
+    let mut pause = FIRST_PAUSE;
     loop {
         let recovered = recover(shared, held);
         if recovered.is_err() {
@@ -190,7 +195,8 @@ fn reopen(shared: &Shared, held: &mut Held) -> bool {
                     shared.options.tell(&Event::NotReopened { cause: cause.clone() });
                     told_of = Some(cause);
                 }
-                shared.queue.pause(RETRY);
+                shared.queue.pause(pause);
+                pause = RETRY.min(pause * 2);
             }
         }
     }
