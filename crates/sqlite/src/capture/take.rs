@@ -165,6 +165,6 @@ fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -
         open: true,
     };
     let id = incidents::report(family, incident).ok()?;
-    super::place::give_as(&capture.place, &incidents::path(family, &id));
+    super::place::give_as(family, &capture.place, &incidents::path(family, &id));
     Some(id)
 }

@@ -14,6 +14,10 @@ fn shelf(family: &Family) -> Shelf {
     Shelf::Beside(family.clone())
 }
 
+fn put(family: &Family, incident: &Incident) {
+    shelf(family).make().unwrap().write(&shelf(family), incident).unwrap();
+}
+
 fn record(family: &Family, what: &str, outcome: Outcome) {
     super::record(family, "gateway", what.into(), outcome).unwrap();
 }
@@ -33,7 +37,7 @@ fn what_happens_again_within_a_minute_is_one_incident() {
     assert_eq!(told[1..], [(Kind::LocksLost, "byte 128", 1), (Kind::LocksHealed, "the shared range", 1)]);
     assert!(all[0].last_at >= all[0].at && all.is_sorted_by(|a, b| a.id < b.id));
     let long_ago = Incident { last_at: all[0].last_at - 120_000_000, ..all[0].clone() };
-    shelf(&family).write(&long_ago).unwrap();
+    put(&family, &long_ago);
     record(&family, "byte 128", Outcome::Healed);
     assert_eq!(list(&family).unwrap().len(), 4, "a minute later it is another one");
 }
@@ -55,12 +59,39 @@ fn a_healed_one_is_closed_at_once_and_a_fenced_one_when_the_process_goes_on() {
 }
 
 #[test]
+fn whoever_puts_a_link_in_the_place_of_the_directory_leads_nobody_elsewhere() {
+    let (directory, family) = family();
+    record(&family, "byte 128", Outcome::Fenced);
+    let victim = directory.path().join("victim");
+    std::fs::create_dir(&victim).unwrap();
+    std::fs::write(victim.join("old.json"), "{}").unwrap();
+    let (place, aside) = (shelf(&family).directory(), directory.path().join("aside"));
+    let swap = || {
+        std::fs::rename(&place, &aside).unwrap();
+        std::os::unix::fs::symlink(&victim, &place).unwrap();
+    };
+    let told = shelf(&family).change("another", |_| {
+        swap();
+        let mut other =
+            paths(&aside).unwrap().iter().filter_map(|p| files::read_to_string(p, 1 << 20).ok()).collect::<String>();
+        other = other.replace("byte 128", "another");
+        Some(Incident { id: String::new(), ..serde_json::from_str(&other).unwrap() })
+    });
+    let id = told.unwrap().unwrap();
+    let names: Vec<_> = std::fs::read_dir(&victim).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["old.json"], "nothing was written there");
+    assert!(aside.join(format!("{id}.json")).exists(), "it was written where it belongs");
+    assert!(super::record(&family, "gateway", "later".into(), Outcome::Fenced).is_err());
+    assert_eq!(shelf(&family).change_all(Some).unwrap(), 0);
+}
+
+#[test]
 fn an_incident_of_another_process_stays_open() {
     let (_directory, family) = family();
     record(&family, "byte 128", Outcome::Fenced);
     let mut other = list(&family).unwrap().pop().unwrap();
     (other.pid, other.id) = (1, "0000000000000001-1".into());
-    shelf(&family).write(&other).unwrap();
+    put(&family, &other);
     close_own(&family, "gateway").unwrap();
     assert_eq!(count_open(&family).unwrap(), 1);
 }
@@ -114,7 +145,7 @@ fn begin(family: &Family, generation: Generation) -> Story {
 fn joined_by(family: &Family, process: ProcessId) {
     let mut incident = list(family).unwrap().pop().unwrap();
     incident.affects(process, "scheduler", now_us(), None);
-    shelf(family).write(&incident).unwrap();
+    put(family, &incident);
 }
 
 /// A process that lives as long as the test.
@@ -142,7 +173,7 @@ fn a_retirement_is_closed_by_the_last_process_that_comes_back() {
     joined_by(&family, ProcessId { pid: init().pid, start_ticks: init().start_ticks });
     let mut incident = list(&family).unwrap().pop().unwrap();
     incident.affects(init(), "scheduler", 0, Some(now_us()));
-    shelf(&family).write(&incident).unwrap();
+    put(&family, &incident);
     begin(&family, generation(10)).back(&family).unwrap();
     let all = list(&family).unwrap();
     assert_eq!(all.len(), 1, "one generation is one incident");
@@ -178,7 +209,7 @@ fn what_one_that_was_killed_left_behind_is_closed_by_whoever_brings_it_back() {
     let mut incident = list(&family).unwrap().pop().unwrap();
     assert!(incident.is_open());
     incident.affected[0].process.start_ticks = 1;
-    shelf(&family).write(&incident).unwrap();
+    put(&family, &incident);
     merged(&family, "gateway", &generation(10), 5).unwrap();
     let told = &list(&family).unwrap()[0];
     assert!(!told.is_open() && told.done.contains("5 rows") && told.nothing_is_lost(), "{told:?}");

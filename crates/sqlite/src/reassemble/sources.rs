@@ -17,7 +17,7 @@ use crate::image::{self, ImageError};
 use crate::options::Schema;
 use crate::salvage::{self, SalvageError};
 use crate::wal::ReadAt;
-use crate::{files, retired};
+use crate::{files, headers, retired, secure};
 
 /// The new file, and what it is called while it is made.
 const REBUILT: &str = "rebuilt.captured";
@@ -46,7 +46,14 @@ fn member(what: &Destroyed<'_>, member: Member) -> Result<Option<File>> {
     if copy.exists() {
         return files::open(&copy).map(Some).map_err(|e| Error::io("read", &copy, e));
     }
-    retired::descriptor(what.family, member, what.generation.get(member))
+    let wanted = what.generation.get(member);
+    if let Some(open) = retired::descriptor(what.family, member, wanted)? {
+        return Ok(Some(open));
+    }
+    // The connections of this process are closed: it comes back to what it could not do before. A file is in place still.
+    let inspected = secure::inspect(what.family, secure::Purpose::Own)?;
+    let Some(seen) = inspected.get(member).filter(|seen| Some(seen.status.identity) == wanted) else { return Ok(None) };
+    headers::open(seen).map(|open| Some(open.into())).map_err(|e| Error::io("read", &what.family.path(member), e))
 }
 
 fn from_files(what: &Destroyed<'_>, schema: Option<&dyn Schema>) -> Result<Account> {
@@ -64,6 +71,9 @@ fn from_files(what: &Destroyed<'_>, schema: Option<&dyn Schema>) -> Result<Accou
         Some(Err(why)) => account.unusable.push(why),
         None => account.unusable.push("there is no snapshot".into()),
     }
+    // What was taken over from a removed log may have been in the destroyed one alone.
+    let unmerged = captures::unmerged(what.family).into_iter().map(|place| place.join(captures::IMAGE));
+    images.extend(unmerged.map(|image| (image, "what was captured of removed files")));
     let mut whole = sound_ones(images, &mut account);
     let mut rows = Vec::new();
     if whole.first().is_none_or(|(path, _)| *path != overlay) {

@@ -6,7 +6,6 @@ mod bring;
 mod random;
 mod tables;
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -86,8 +85,7 @@ fn rows(path: &Path, sql: &str) -> Vec<String> {
 }
 
 fn with<T>(scratch: &Path, work: impl FnOnce(&Asked<'_>) -> T) -> T {
-    let salvage = |_: &File, _: &File, _: &Path| Err("there is nothing to salvage in a test".to_owned());
-    work(&Asked { scratch, patience: Duration::from_secs(5), salvage: &salvage, lacks: &|_, _| None, watch: &|_| {} })
+    work(&Asked { scratch, patience: Duration::from_secs(5), watch: &|_| {} })
 }
 
 /// Missing, same, conflicting, only here, renumbered.

@@ -1,6 +1,5 @@
 //! `retired show`, `retired merge`: what only a capture has, and bringing it back.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,8 +55,6 @@ fn with<T>(context: &Context, bar: &Bar, work: impl FnOnce(&Asked<'_>) -> retire
     work(&Asked {
         scratch: &std::env::temp_dir(),
         patience: context.patience,
-        salvage: &salvage,
-        lacks: &lacks,
         watch: &|progress| bar.told(progress),
     })
 }
@@ -77,18 +74,11 @@ fn own(context: &Context, bar: &Bar, path: &Path, id: &str) -> Result<Merged> {
     Ok(preview.taken(path, rows.load(Ordering::Relaxed)))
 }
 
-fn salvage(_main: &File, _log: &File, _output: &Path) -> std::result::Result<(), String> {
-    Err("this version cannot read rows from a log alone".to_owned())
-}
-
-fn lacks(_main: &File, _log: &File) -> Option<u64> {
-    None
-}
-
 fn text(s: &Shown) -> String {
     let from = match s.source {
         Kind::Image => "its image",
         Kind::Log => "the pages of its log alone, which hold a part of the rows",
+        Kind::Both => "its image and from the pages of its log, for each has rows that the other does not show",
     };
     let made = s.captured_at.as_deref().map_or_else(String::new, |at| format!(", captured {at}"));
     let pid = s.pid.map_or_else(String::new, |pid| format!(", from PID {pid}"));
@@ -108,6 +98,9 @@ fn text(s: &Shown) -> String {
     }
     if s.unplaced > 0 {
         out += &format!("{} rows of the log fit no table\n", s.unplaced);
+    }
+    for gone in &s.gone {
+        out += &format!("cannot be had: {}\n", escape_line(gone));
     }
     out
 }
