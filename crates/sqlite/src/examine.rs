@@ -193,10 +193,7 @@ impl Examiner<'_> {
         let [main, wal, _] = self.family.statuses().ok()?;
         let (main, wal) = (main?, wal?);
         let named = (Some(main.identity), Some(wal.identity)) == (self.generation.main, self.generation.wal);
-        let untouched = seen
-            .main
-            .as_ref()
-            .is_some_and(|known| known.stamp == Stamp::of(&main) && known.checkpoint == index.checkpoint());
+        let untouched = seen.main.as_ref().is_some_and(|known| known.is_as_last_seen(&Stamp::of(&main), &index));
         let mut header = [0; HEADER_BYTES as usize];
         let whole = wal.size >= index.log_bytes()
             && self.file(Member::Wal)?.fill_at(&mut header, 0).ok()?

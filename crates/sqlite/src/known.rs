@@ -52,7 +52,12 @@ pub(crate) struct Known {
 impl Known {
     /// True if a file with this stamp is what is known, and need not be looked at.
     pub(crate) fn still_is(&self, stamp: &Stamp, index: &Index) -> bool {
-        self.certain && self.unlocked && self.stamp == *stamp && self.checkpoint == index.checkpoint()
+        self.certain && self.unlocked && self.is_as_last_seen(stamp, index)
+    }
+
+    /// True if the file has the stamp of the last look, and nobody has checkpointed since.
+    pub(crate) fn is_as_last_seen(&self, stamp: &Stamp, index: &Index) -> bool {
+        self.stamp == *stamp && self.checkpoint == index.checkpoint()
     }
 
     /// Takes note that a commit of this process has begun the log anew, as the index says after it, when all of it was in the main

@@ -98,3 +98,43 @@ fn a_checkpoint_by_a_stranger_that_nobody_saw_is_no_alarm() {
     assert_eq!(scene.holder.events(), "");
     assert_eq!(scene.holder.ok("count"), (scene.acknowledged + 10).to_string());
 }
+
+/// While an old log lies beside a main file that somebody has put there, whoever opens the path pairs the two by their names.
+fn a_stranger_comes_between(sql: &str) {
+    let mut scene = Scene::new();
+    let path = scene.files.path.clone();
+    visitor(&path, "CREATE TABLE large(a); INSERT INTO large VALUES(randomblob(100000))");
+    for n in 0..40 {
+        scene.holder.ok(&format!("put {n}{}", "x".repeat(500)));
+    }
+    checkpoint(&path, "PASSIVE");
+    scene.holder.ok("put known");
+    let acknowledged = scene.acknowledged + 41;
+    let pid = Pid::from_raw(scene.holder.pid().cast_signed()).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    std::fs::rename(&scene.files.older, &path).unwrap();
+    let told = Command::new("sqlite3").arg(&path).arg(sql).output().unwrap();
+    let seen = Command::new("sqlite3").arg(&path).arg("PRAGMA integrity_check").output().unwrap();
+    eprintln!("the stranger was told {told:?}; what it sees is {}", String::from_utf8_lossy(&seen.stdout));
+    kill_process(pid, Signal::CONT).unwrap();
+    scene.holder.ok("put after");
+    eprintln!("{}", scene.holder.events());
+    assert_eq!(scene.holder.ok("count"), (acknowledged + 1).to_string(), "{}", scene.holder.events());
+    assert_eq!(visitor(&path, "SELECT count(*) FROM k"), (acknowledged + 1).to_string());
+    assert_eq!(visitor(&path, "PRAGMA integrity_check"), "ok");
+}
+
+#[test]
+fn a_stranger_that_reads_an_old_log_beside_a_new_main_file_costs_no_row() {
+    a_stranger_comes_between("SELECT count(*) FROM k");
+}
+
+#[test]
+fn a_stranger_that_writes_into_an_old_log_beside_a_new_main_file_costs_no_row() {
+    a_stranger_comes_between("CREATE TABLE s(a); INSERT INTO s VALUES(randomblob(20000))");
+}
+
+#[test]
+fn a_stranger_that_copies_an_old_log_into_a_new_main_file_costs_no_row() {
+    a_stranger_comes_between("PRAGMA wal_checkpoint");
+}

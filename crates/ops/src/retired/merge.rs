@@ -201,8 +201,7 @@ impl Work<'_> {
         let schema = Schema::read(&self.reader)?;
         let rules = Rules::of(&schema);
         self.writer.execute_batch("PRAGMA defer_foreign_keys = ON")?;
-        let mut done =
-            Done { compared: Compared::default(), brought: BTreeMap::new(), refused: BTreeMap::new(), list };
+        let mut done = Done { compared: Compared::default(), brought: BTreeMap::new(), refused: BTreeMap::new(), list };
         let mut sessions = Sessions::default();
         let mut made = BTreeSet::new();
         for (part, rows) in self.source.parts().enumerate() {

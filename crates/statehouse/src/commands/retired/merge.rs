@@ -52,11 +52,7 @@ fn database(context: &Context, path: Option<&Path>) -> Result<PathBuf> {
 }
 
 fn with<T>(context: &Context, bar: &Bar, work: impl FnOnce(&Asked<'_>) -> retired::Result<T>) -> retired::Result<T> {
-    work(&Asked {
-        scratch: &std::env::temp_dir(),
-        patience: context.patience,
-        watch: &|progress| bar.told(progress),
-    })
+    work(&Asked { scratch: &std::env::temp_dir(), patience: context.patience, watch: &|progress| bar.told(progress) })
 }
 
 /// A store of ours knows by itself what its rows mean: opening it takes over what its captures hold.
