@@ -14,6 +14,7 @@ mod aside;
 mod capture;
 mod capture_storms;
 mod corners;
+mod covered;
 mod crash;
 mod generations;
 mod gone;
