@@ -196,6 +196,11 @@ impl Capture {
         Some(self.place.join(IMAGE)).filter(|p| self.origin == Origin::Statehouse && p.exists())
     }
 
+    /// The copy of the main file as it was, without its log over it, if the capture has one.
+    pub fn plain_main(&self) -> Option<PathBuf> {
+        if self.origin == Origin::Hermes { hermes::whole_main(&self.place) } else { None }
+    }
+
     /// Bytes of all its files.
     pub fn bytes(&self) -> u64 {
         let length = |entry: std::fs::DirEntry| entry.metadata().map_or(0, |m| m.len());
@@ -243,10 +248,32 @@ pub fn list(family: &Family) -> Result<Vec<Capture>> {
     Ok(found)
 }
 
+/// The capture in a directory, wherever that lies and whoever made it; `None` if it holds neither an image nor a log.
+///
+/// # Errors
+/// As [`list`].
+pub fn at(place: &Path) -> Result<Option<Capture>> {
+    if place.join(IMAGE).exists() || place.join(LOG).exists() {
+        if place.join(MANIFEST).exists() {
+            return read(place);
+        }
+        // What a person has saved without its manifest. Its files say the rest.
+        let manifest = serde_json::json!({ "version": 0, "generation": {} });
+        let Ok(manifest) = serde_json::from_value(manifest) else { return Ok(None) };
+        return Ok(Some(of(place, manifest)));
+    }
+    let id = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    hermes::read(place.to_owned(), id)
+}
+
+fn of(place: &Path, manifest: Manifest) -> Capture {
+    let id = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Capture { id, place: place.to_owned(), origin: Origin::Statehouse, manifest }
+}
+
 fn read(place: &Path) -> Result<Option<Capture>> {
     let path = place.join(MANIFEST);
     let text = files::read_to_string(&path, 1 << 20).map_err(|e| Error::io("read", &path, e))?;
     let Ok(manifest) = serde_json::from_str(&text) else { return Ok(None) };
-    let id = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(Some(Capture { id, place: place.to_owned(), origin: Origin::Statehouse, manifest }))
+    Ok(Some(of(place, manifest)))
 }

@@ -188,3 +188,25 @@ fn of_a_scribbled_main_file_every_row_of_the_other_pages_is_put_together() {
     let lost = 3010 - found.len();
     assert!((1..400).contains(&lost), "{lost} rows of one page are lost: {account:#?}");
 }
+
+#[test]
+fn what_is_left_in_the_log_of_the_round_before_is_put_together_too() {
+    let directory = TestDir::new();
+    let path = directory.join("s.db");
+    let mut one = Holder::with_store(&path);
+    let mut kept = Vec::new();
+    put(&mut one, "early", 300, &mut kept);
+    checkpoint(&path);
+    let older = std::fs::read(&path).unwrap();
+    let mut middle = Vec::new();
+    put(&mut one, "middle", 100, &mut middle);
+    visitor(&path, "PRAGMA busy_timeout=5000; PRAGMA wal_checkpoint(PASSIVE)");
+    put(&mut one, "late", 2, &mut kept);
+    std::fs::write(&path, older).unwrap();
+    let account = account(&path, 2);
+    assert!(account.verified && account.sources.iter().any(|s| s.contains("begun anew")), "{account:#?}");
+    let found = keys(account.rebuilt.as_ref().unwrap());
+    assert!(kept.iter().all(|key| found.contains(key)), "{account:#?}");
+    let back = middle.iter().filter(|key| found.contains(key)).count();
+    assert!(back >= 90, "{back} of 100 rows that only the main file and the old frames had: {account:#?}");
+}

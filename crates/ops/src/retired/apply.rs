@@ -28,9 +28,15 @@ pub(super) struct Apply<'a> {
     /// Rows that the table refused when they were written, by table.
     pub(super) refused: BTreeMap<String, u64>,
     tables: BTreeMap<String, Into>,
-    /// Messages and tool calls by session, for rows of Hermes Agent.
+    pub(super) sessions: Sessions,
+}
+
+/// What Hermes Agent's own code does beside writing a message.
+#[derive(Debug, Default)]
+pub(super) struct Sessions {
+    /// Messages and tool calls by session.
     raised: BTreeMap<Vec<u8>, (i64, i64)>,
-    new_sessions: BTreeSet<Vec<u8>>,
+    new: BTreeSet<Vec<u8>>,
 }
 
 /// How rows get into one table.
@@ -57,6 +63,7 @@ impl<'a> Apply<'a> {
         rules: Rules,
         wanted: &[&Pair],
         list: List,
+        sessions: Sessions,
     ) -> Result<Apply<'a>> {
         let mut tables = BTreeMap::new();
         for pair in wanted {
@@ -64,8 +71,7 @@ impl<'a> Apply<'a> {
             tables.insert(pair.name.clone(), into);
         }
         let (brought, refused) = Default::default();
-        let (raised, new_sessions) = Default::default();
-        Ok(Apply { writer, theirs, rules, list, brought, refused, tables, raised, new_sessions })
+        Ok(Apply { writer, theirs, rules, list, brought, refused, tables, sessions })
     }
 
     /// Makes the tables that only the capture has, with their indexes.
@@ -132,35 +138,37 @@ impl<'a> Apply<'a> {
             _ => None,
         };
         if pair.name.eq_ignore_ascii_case("sessions") {
-            self.new_sessions.extend(text("id"));
+            self.sessions.new.extend(text("id"));
         } else if pair.name.eq_ignore_ascii_case("messages")
             && let Some(session) = text("session_id")
         {
             // The counts are about messages that are active.
             let active = pair.place("active").is_none_or(|p| !matches!(new.cells[p], Cell::Integer(0)));
             let calls = tool_calls(pair.place("tool_calls").map(|p| &new.cells[p]));
-            let (messages, all_calls) = self.raised.entry(session).or_default();
+            let (messages, all_calls) = self.sessions.raised.entry(session).or_default();
             if active {
                 *messages += 1;
                 *all_calls += calls;
             }
         }
     }
+}
 
-    /// What follows from the rows that were written. A session that came with the capture has its counts already.
-    pub(super) fn finish(&mut self, schema: &Schema) -> Result<()> {
-        let Some(sessions) = schema.get("sessions").filter(|_| self.rules == Rules::Hermes) else { return Ok(()) };
+impl Sessions {
+    /// What follows from the messages that were written. A session that came with the capture has its counts already.
+    pub(super) fn finish(self, writer: &Connection, schema: &Schema) -> Result<()> {
+        let Some(sessions) = schema.get("sessions").filter(|_| !self.raised.is_empty()) else { return Ok(()) };
         let calls = match sessions.has("tool_call_count") {
             true => ", tool_call_count = coalesce(tool_call_count, 0) + ?3",
             false => "",
         };
         let sql = format!("UPDATE sessions SET message_count = coalesce(message_count, 0) + ?2{calls} WHERE id = ?1");
-        let mut raise = self.writer.prepare(&sql)?;
-        for (session, (messages, calls)) in &self.raised {
-            if self.new_sessions.contains(session) {
+        let mut raise = writer.prepare(&sql)?;
+        for (session, (messages, calls)) in self.raised {
+            if self.new.contains(&session) {
                 continue;
             }
-            let mut values = vec![Cell::Text(session.clone()), Cell::Integer(*messages), Cell::Integer(*calls)];
+            let mut values = vec![Cell::Text(session), Cell::Integer(messages), Cell::Integer(calls)];
             values.truncate(raise.parameter_count());
             raise.execute(params_from_iter(values))?;
         }

@@ -4,7 +4,7 @@
 //! commit it is proved that nothing refers to what is not there and that nothing is missing any more; after it the same is read back
 //! by a fresh connection. Killed at any point the database is the old one or the new one, and a second merge brings nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use rusqlite::Connection;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use statehouse_sqlite::Family;
 use statehouse_sqlite::incidents::{self, Kind as Incident, Outcome, Report};
 
-use super::apply::Apply;
+use super::apply::{Apply, Sessions};
 use super::compare::{Comparison, Counts, count};
 use super::conflicts::List;
 use super::error::{Error, Result, io};
@@ -20,8 +20,8 @@ use super::live::{self, Reading, Writing};
 use super::pair::{Pair, pairs};
 use super::rules::Rules;
 use super::schema::Schema;
-use super::show::{Asked, Compared, Listing, Shown, TableShown, UNPLACED, compare, lacks, shown, table};
-use super::source::{Kind, Source};
+use super::show::{Asked, Compared, Listing, Shown, UNPLACED, compare, lacks, shown};
+use super::source::Source;
 use crate::maintenance::{look, quoted};
 use crate::progress::Progress;
 
@@ -102,7 +102,7 @@ pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -
     live::refuse_danger(&family)?;
     (asked.watch)(Progress::Begins { what: "opening the capture", bytes: None });
     let source = Source::find(&family, id, &asked.opening(true))?;
-    let lacks = lacks(&family, &source, asked);
+    let lacks = lacks(&family, &source);
     // Most captures are looked at first, and many were merged before: then nothing is touched.
     let first = {
         let reading = Reading::open(path, asked.scratch, asked.patience)?;
@@ -121,7 +121,7 @@ pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -
     writing.begin()?;
     let reader = writing.reader(asked.patience)?;
     let list = List::new(&source.conflicts());
-    let create = source.kind == Kind::Image;
+    let create = source.is_whole();
     let work = Work { writer: &writing.writer, reader, source: &source, asked, first: Some(&before), create };
     let Done { compared, brought, refused, list } = work.run(list)?;
     let conflicts = list.publish()?;
@@ -146,7 +146,7 @@ pub fn merge_into(path: &Path, id: &str, into: &Path, asked: &Asked<'_>) -> Resu
     let family = Family::of(path)?;
     let copy = super::into::Copy::new(into)?;
     let source = Source::find(&family, id, &asked.opening(true))?;
-    let lacks = lacks(&family, &source, asked);
+    let lacks = lacks(&family, &source);
     let reading = Reading::open(path, asked.scratch, asked.patience)?;
     (asked.watch)(Progress::Begins { what: "copying the database", bytes: None });
     let writer = copy.take(&reading)?;
@@ -198,55 +198,66 @@ struct Done {
 impl Work<'_> {
     /// Everything up to the commit. On an error the transaction goes with its connection.
     fn run(self, list: List) -> Result<Done> {
-        let (schema, theirs) = (Schema::read(&self.reader)?, Schema::read(self.source)?);
+        let schema = Schema::read(&self.reader)?;
         let rules = Rules::of(&schema);
-        let pairs = pairs(&schema, &theirs, rules);
-        let from_log = self.source.kind == Kind::Log;
-        let (unplaced, pairs): (Vec<Pair>, Vec<Pair>) =
-            pairs.into_iter().partition(|p| from_log && p.live.is_none() && p.name == UNPLACED);
         self.writer.execute_batch("PRAGMA defer_foreign_keys = ON")?;
-        for pair in pairs.iter().filter(|p| p.live.is_none() && self.create) {
-            Apply::create(self.writer, self.source, pair)?;
-        }
-        let touched: Vec<&Pair> = pairs.iter().filter(|p| self.is_written(p)).collect();
-        let dangling = Dangling::count(self.writer, &touched)?;
-        let needed: Vec<&Pair> =
-            touched.iter().filter(|p| self.first.is_some_and(|f| f.has_rows_to_come(&p.name))).copied().collect();
-        let mut apply = Apply::new(self.writer, self.source, rules, &needed, list)?;
-        let mut comparison = Comparison::new(&self.reader, self.source, &schema, rules);
-        let mut compared = Compared::default();
-        for pair in &pairs {
-            (self.asked.watch)(Progress::Begins { what: "bringing rows back", bytes: None });
-            let mut shown = self.table(pair, &mut comparison, &mut apply)?;
-            if pair.live.is_none() && !self.create {
-                shown.left_alone = Some("the database has no such table; --into FILE writes one that has it");
+        let mut done = Done { compared: Compared::default(), brought: BTreeMap::new(), refused: BTreeMap::new(), list };
+        let mut sessions = Sessions::default();
+        let mut made = BTreeSet::new();
+        for (part, rows) in self.source.parts().enumerate() {
+            let theirs = Schema::read(rows)?;
+            let is_all = part == 0 && self.source.is_whole();
+            let (unplaced, pairs): (Vec<Pair>, Vec<Pair>) = pairs(&schema, &theirs, rules)
+                .into_iter()
+                .partition(|p| !is_all && p.live.is_none() && p.name == UNPLACED);
+            for pair in pairs.iter().filter(|p| p.live.is_none() && self.create && made.insert(p.name.clone())) {
+                Apply::create(self.writer, rows, pair)?;
             }
-            compared.tables.insert(pair.name.clone(), shown);
+            let touched: Vec<&Pair> = pairs.iter().filter(|p| self.is_written(p)).collect();
+            let dangling = Dangling::count(self.writer, &touched)?;
+            let needed: Vec<&Pair> =
+                touched.iter().filter(|p| self.first.is_some_and(|f| f.has_rows_to_come(&p.name))).copied().collect();
+            let mut apply = Apply::new(self.writer, rows, rules, &needed, done.list, sessions)?;
+            let mut comparison = Comparison::new(&self.reader, rows, &schema, rules);
+            for pair in &pairs {
+                (self.asked.watch)(Progress::Begins { what: "bringing rows back", bytes: None });
+                let counts = self.table(pair, &mut comparison, &mut apply)?;
+                done.compared.add(pair, counts, is_all);
+                if pair.live.is_none()
+                    && !self.create
+                    && let Some(shown) = done.compared.tables.get_mut(&pair.name)
+                {
+                    shown.left_alone = Some("the database has no such table; --into FILE writes one that has it");
+                }
+            }
+            for pair in &unplaced {
+                done.compared.unplaced += count(rows, &pair.theirs.name)?;
+            }
+            for (sum, more) in [(&mut done.brought, apply.brought), (&mut done.refused, apply.refused)] {
+                for (table, n) in more {
+                    *sum.entry(table).or_default() += n;
+                }
+            }
+            (done.list, sessions) = (apply.list, apply.sessions);
+            (self.asked.watch)(Progress::Begins { what: "checking", bytes: None });
+            dangling.compare(&Dangling::count(self.writer, &touched)?)?;
         }
-        for pair in &unplaced {
-            compared.unplaced = count(self.source, &pair.theirs.name)?;
-        }
-        apply.finish(&schema)?;
-        let Apply { brought, refused, list, .. } = apply;
-        (self.asked.watch)(Progress::Begins { what: "checking", bytes: None });
-        dangling.compare(&Dangling::count(self.writer, &touched)?)?;
+        sessions.finish(self.writer, &schema)?;
         drop(self.reader);
-        missing_now(self.writer, self.source, &brought, &refused)?;
-        Ok(Done { compared, brought, refused, list })
+        missing_now(self.writer, self.source, &done.brought, &done.refused)?;
+        Ok(done)
     }
 
     fn is_written(&self, pair: &Pair) -> bool {
         pair.left_alone.is_none() && pair.incomparable.is_none() && (pair.live.is_some() || self.create)
     }
 
-    fn table(&self, pair: &Pair, comparison: &mut Comparison<'_>, apply: &mut Apply<'_>) -> Result<TableShown> {
-        let from_log = self.source.kind == Kind::Log;
-        let counts = match &pair.incomparable {
-            Some(_) => Counts::default(),
-            None if pair.live.is_none() && !self.create => comparison.table(pair, &mut Listing { rows: None })?,
-            None => comparison.table(pair, apply)?,
-        };
-        Ok(table(pair, counts, from_log))
+    fn table(&self, pair: &Pair, comparison: &mut Comparison<'_>, apply: &mut Apply<'_>) -> Result<Counts> {
+        match &pair.incomparable {
+            Some(_) => Ok(Counts::default()),
+            None if pair.live.is_none() && !self.create => comparison.table(pair, &mut Listing { rows: None }),
+            None => comparison.table(pair, apply),
+        }
     }
 }
 
@@ -292,22 +303,24 @@ fn still_missing(
     brought: &BTreeMap<String, u64>,
     refused: &BTreeMap<String, u64>,
 ) -> Result<Vec<String>> {
-    let (schema, theirs) = (Schema::read(live)?, Schema::read(source)?);
+    let schema = Schema::read(live)?;
     let rules = Rules::of(&schema);
-    let mut again = Comparison::new(live, source, &schema, rules);
-    let mut found = Vec::new();
-    for pair in pairs(&schema, &theirs, rules).iter().filter(|p| brought.contains_key(&p.name)) {
-        // What a trigger has taken away again was wanted so.
-        if pair.live.as_ref().is_none_or(|t| t.triggers > 0) {
-            continue;
-        }
-        let counts = again.table(pair, &mut Listing { rows: None })?;
-        let allowed = refused.get(&pair.name).copied().unwrap_or(0);
-        if counts.missing + counts.renumbered > allowed {
-            found.push(format!("{}: {} rows are missing", pair.name, counts.missing + counts.renumbered - allowed));
+    let mut missing: BTreeMap<String, u64> = BTreeMap::new();
+    for rows in source.parts() {
+        let theirs = Schema::read(rows)?;
+        let mut again = Comparison::new(live, rows, &schema, rules);
+        for pair in pairs(&schema, &theirs, rules).iter().filter(|p| brought.contains_key(&p.name)) {
+            // What a trigger has taken away again was wanted so.
+            if pair.live.as_ref().is_none_or(|t| t.triggers > 0) {
+                continue;
+            }
+            let counts = again.table(pair, &mut Listing { rows: None })?;
+            *missing.entry(pair.name.clone()).or_default() += counts.missing + counts.renumbered;
         }
     }
-    Ok(found)
+    let beyond = |table: &str, n: u64| n.saturating_sub(refused.get(table).copied().unwrap_or(0));
+    let found = missing.iter().map(|(table, n)| (table, beyond(table, *n))).filter(|(_, n)| *n > 0);
+    Ok(found.map(|(table, n)| format!("{table}: {n} rows are missing")).collect())
 }
 
 fn missing_now(

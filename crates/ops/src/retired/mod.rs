@@ -7,6 +7,7 @@
 //! the two had parted, nor which of two versions of a row is the newer one: the first comes back, the second is a conflict.
 
 mod apply;
+mod beyond;
 mod cell;
 mod compare;
 mod conflicts;
@@ -31,5 +32,5 @@ pub use error::{Error, Result};
 pub use evidence::keep;
 pub use merge::{Evidence, Merged, merge, merge_into, preview};
 pub use own::offer;
-pub use show::{Asked, Lacks, Listed, Shown, TableShown, show};
-pub use source::{Kind, Opening, Salvage, Source};
+pub use show::{Asked, Listed, Shown, TableShown, show};
+pub use source::{Kind, Opening, Source};

@@ -19,7 +19,8 @@ pub(super) fn is_ours(connection: &Connection) -> Result<bool> {
 
 /// Takes over what the source has, in the transaction that is open. Returns the number of rows.
 pub(super) fn merge(live: &Connection, source: &Source) -> Result<u64> {
-    merge_retired(live, source).map_err(|e| Error::from(statehouse_sqlite::Error::from(e)))
+    let one = |rows| merge_retired(live, rows).map_err(|e| Error::from(statehouse_sqlite::Error::from(e)));
+    source.parts().map(one).sum()
 }
 
 /// Sees to it that the store finds what `id` names when it is opened: a capture whose image is missing or not sound is

@@ -1,14 +1,13 @@
 //! The answer of `retired show`: how a capture stands to its database, table by table.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::Connection;
 use serde::Serialize;
 use serde_json::Value as Json;
-use statehouse_sqlite::{Family, files};
+use statehouse_sqlite::{Family, files, wal};
 
 use super::compare::{Comparison, Conflict, Counts, Landed, New, Sink, count};
 use super::conflicts::key;
@@ -17,14 +16,11 @@ use super::live::Reading;
 use super::pair::{Pair, pairs};
 use super::rules::Rules;
 use super::schema::Schema;
-use super::source::{Kind, Opening, Salvage, Source};
+use super::source::{Kind, Opening, Source};
 use crate::progress::{Progress, Watch};
 
 /// How many rows of a table are listed at most.
 const LISTED: usize = 1000;
-
-/// Tells how many transactions of a log the main file beside it lacks; `None` if that cannot be told.
-pub type Lacks<'a> = &'a dyn Fn(&File, &File) -> Option<u64>;
 
 /// What a comparison is given beside the database and the capture.
 pub struct Asked<'a> {
@@ -32,17 +28,13 @@ pub struct Asked<'a> {
     pub scratch: &'a Path,
     /// How long a lock is waited for.
     pub patience: Duration,
-    /// How rows are had from a log alone.
-    pub salvage: Salvage<'a>,
-    /// How it is told what a main file lacks of a log.
-    pub lacks: Lacks<'a>,
     /// Is told how far it is.
     pub watch: Watch<'a>,
 }
 
 impl Asked<'_> {
     pub(super) fn opening(&self, prove: bool) -> Opening<'_> {
-        Opening { scratch: self.scratch, patience: self.patience, salvage: self.salvage, prove }
+        Opening { scratch: self.scratch, patience: self.patience, prove }
     }
 }
 
@@ -113,6 +105,8 @@ pub struct Shown {
     pub tables: BTreeMap<String, TableShown>,
     /// Rows of the log that fit no table.
     pub unplaced: u64,
+    /// What is known to be in neither of the two, or may be, a sentence each.
+    pub gone: Vec<String>,
     /// What a merge would be refused for now, by its code; `null` for nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub would_refuse: Option<String>,
@@ -144,7 +138,7 @@ pub fn show(path: &Path, id: &str, rows: bool, asked: &Asked<'_>) -> Result<Show
     (asked.watch)(Progress::Begins { what: "opening the capture", bytes: None });
     let source = Source::find(&family, id, &asked.opening(false))?;
     // Before the database is open in this process, for it is read as a file.
-    let lacks = lacks(&family, &source, asked);
+    let lacks = lacks(&family, &source);
     let live = Reading::open(path, asked.scratch, asked.patience)?;
     let mut listing = Listing { rows: rows.then(BTreeMap::new) };
     let mut compared = compare(&live, &source, asked.watch, &mut listing)?;
@@ -158,10 +152,10 @@ pub fn show(path: &Path, id: &str, rows: bool, asked: &Asked<'_>) -> Result<Show
 }
 
 /// Transactions of the log that the main file lacks.
-pub(super) fn lacks(family: &Family, source: &Source, asked: &Asked<'_>) -> Option<u64> {
+pub(super) fn lacks(family: &Family, source: &Source) -> Option<u64> {
     let log = files::open(source.log.as_deref()?).ok()?;
     let main = files::open(&family.main()).ok()?;
-    (asked.lacks)(&main, &log)
+    wal::lacking(&main, &log).ok().map(|l| l.missing)
 }
 
 pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks: Option<u64>) -> Shown {
@@ -176,12 +170,25 @@ pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks:
         source: source.kind,
         tables: compared.tables,
         unplaced: compared.unplaced,
+        gone: source.gone.clone(),
         would_refuse: None,
     };
+    shown.gone.extend(overwritten(&shown, source));
     if shown.to_bring_back() + shown.conflicting() + shown.unplaced > 0 {
         shown.commits_missing = lacks.unwrap_or(shown.transactions);
     }
     shown
+}
+
+/// What a process has copied into the main file before it began its log anew is in that file alone. If another one has
+/// written there as well, each can have overwritten pages of the other, and nothing tells which rows were on them.
+fn overwritten(shown: &Shown, source: &Source) -> Option<String> {
+    let by_another = !source.is_whole() || shown.tables.values().any(|t| t.only_here.is_some_and(|n| n > 0));
+    (source.begun_anew > 0 && by_another).then(|| {
+        "the process had copied rows into the main file before, and so has another one: rows that one of them copied there \
+         and the other overwrote are in no file any more, and cannot be counted; a snapshot or a backup may have them"
+            .to_owned()
+    })
 }
 
 /// What a comparison of all tables found.
@@ -196,27 +203,48 @@ pub(super) const UNPLACED: &str = "lost_and_found";
 
 /// Compares all tables. `live` and `source` are each in one state all the time.
 pub(super) fn compare(live: &Connection, source: &Source, watch: Watch<'_>, sink: &mut dyn Sink) -> Result<Compared> {
-    let (schema, theirs) = (Schema::read(live)?, Schema::read(source)?);
+    let schema = Schema::read(live)?;
     let rules = Rules::of(&schema);
-    let mut comparison = Comparison::new(live, source, &schema, rules);
     let mut compared = Compared::default();
-    for pair in pairs(&schema, &theirs, rules) {
-        let from_log = source.kind == Kind::Log;
-        if from_log && pair.live.is_none() && pair.name == UNPLACED {
-            compared.unplaced = count(source, UNPLACED)?;
-            continue;
+    for (part, rows) in source.parts().enumerate() {
+        let theirs = Schema::read(rows)?;
+        let mut comparison = Comparison::new(live, rows, &schema, rules);
+        let is_all = part == 0 && source.is_whole();
+        for pair in pairs(&schema, &theirs, rules) {
+            if !is_all && pair.live.is_none() && pair.name == UNPLACED {
+                compared.unplaced += count(rows, UNPLACED)?;
+                continue;
+            }
+            watch(Progress::Begins { what: "comparing", bytes: None });
+            let counts = match &pair.incomparable {
+                Some(_) => Counts::default(),
+                None => comparison.table(&pair, sink)?,
+            };
+            compared.add(&pair, counts, is_all);
         }
-        watch(Progress::Begins { what: "comparing", bytes: None });
-        let counts = match &pair.incomparable {
-            Some(_) => Counts::default(),
-            None => comparison.table(&pair, sink)?,
-        };
-        compared.tables.insert(pair.name.clone(), table(&pair, counts, from_log));
     }
     Ok(compared)
 }
 
-pub(super) fn table(pair: &Pair, counts: Counts, from_log: bool) -> TableShown {
+impl Compared {
+    /// Adds what one part of a capture has of a table; `is_all` if that is all that the capture had of it.
+    pub(super) fn add(&mut self, pair: &Pair, counts: Counts, is_all: bool) {
+        let new = table(pair, counts, !is_all);
+        let Some(known) = self.tables.get_mut(&pair.name) else {
+            self.tables.insert(pair.name.clone(), new);
+            return;
+        };
+        known.missing += new.missing;
+        known.same += new.same;
+        known.conflicting += new.conflicting;
+        known.renumbered += new.renumbered;
+        // A row of the second part is none that the database has alone.
+        known.only_here = known.only_here.map(|n| n.saturating_sub(new.same));
+        known.not_compared = known.not_compared.take().or(new.not_compared);
+    }
+}
+
+fn table(pair: &Pair, counts: Counts, from_log: bool) -> TableShown {
     TableShown {
         missing: counts.missing,
         same: counts.same,

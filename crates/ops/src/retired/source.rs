@@ -1,20 +1,26 @@
 //! Where the rows of a capture come from.
 //!
-//! The best is its image: the database as of the last commit that was captured. If there is none, it is made of the copies of
-//! the main file and of the log, and if that is not sound, because another generation has changed the main file
-//! meanwhile, the rows are had from the pages of the log alone. A plain database file will do as well, such as a backup.
+//! The best is its image: the database as of the last commit that was captured. If there is none, or if it is not sound,
+//! because another generation has changed the main file meanwhile, the rows are had from the pages of the log alone. A plain
+//! database file will do as well, such as a backup.
+//!
+//! Neither of the two is believed to be complete. An image can be sound and yet lack rows that the log has, for pages of another
+//! generation fit among its own by chance; and the log lacks what its process had copied into the main file before. So
+//! both are read, and what the second has beyond the first is a part of its own.
 
-use std::fs::File;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::Connection;
 use serde::Serialize;
+use statehouse_sqlite::capture::{self, Capture};
 use statehouse_sqlite::holders::{self, Verdict};
+use statehouse_sqlite::salvage::{self, Salvaged};
 use statehouse_sqlite::secure::{self, Purpose};
-use statehouse_sqlite::{Family, capture, files, image, immutable, wal};
+use statehouse_sqlite::{Family, files, immutable, wal};
 
+use super::beyond::{self, Beyond};
 use super::error::{Error, Result, io};
 use crate::attach::{self, Attached, Scratch};
 use crate::maintenance::whole;
@@ -27,10 +33,9 @@ pub enum Kind {
     Image,
     /// The pages of the log alone: only the tables and rows that were on pages which the log wrote.
     Log,
+    /// An image and the pages of the log, for each has rows that the other does not show.
+    Both,
 }
-
-/// Writes the rows that lie on the pages of a log into a fresh database: the main file beside it, the log, the output.
-pub type Salvage<'a> = &'a dyn Fn(&File, &File, &Path) -> Result<(), String>;
 
 /// How a capture is opened.
 pub struct Opening<'a> {
@@ -38,8 +43,6 @@ pub struct Opening<'a> {
     pub scratch: &'a Path,
     /// How long a lock is waited for.
     pub patience: Duration,
-    /// How rows are had from a log.
-    pub salvage: Salvage<'a>,
     /// True if the image's structure is proved before it is read. Whoever made it did that already.
     pub prove: bool,
 }
@@ -56,13 +59,19 @@ pub struct Source {
     pub frames: u64,
     /// Transactions in them.
     pub transactions: u64,
+    /// How often its log was begun anew, after all that was in it had been copied into the main file.
+    pub begun_anew: u32,
     /// What the rows are read from.
     pub kind: Kind,
     /// Its directory; `None` for a plain file.
     pub place: Option<PathBuf>,
     /// The copy of the log, if there is one.
     pub log: Option<PathBuf>,
+    /// What is known to be there and cannot be had, a sentence each.
+    pub gone: Vec<String>,
     rows: Rows,
+    /// What another source has beyond that.
+    beyond: Option<Beyond>,
 }
 
 /// An open database, with what must live as long as it is read.
@@ -90,12 +99,18 @@ impl Source {
     /// [`Error::NoCapture`], [`Error::Unreadable`], or what the system and SQLite answer.
     pub fn find(family: &Family, id: &str, opening: &Opening<'_>) -> Result<Source> {
         if let Some(known) = capture::list(family)?.into_iter().find(|c| c.id == id) {
-            return directory(family, known.place, opening);
+            return of_capture(family, &known, opening);
         }
         let beside = family.directory().join(id);
         let path = if Path::new(id).is_absolute() || Path::new(id).exists() { PathBuf::from(id) } else { beside };
         match std::fs::metadata(&path) {
-            Ok(m) if m.is_dir() => directory(family, path, opening),
+            Ok(m) if m.is_dir() => match capture::at(&path)? {
+                Some(capture) => of_capture(family, &capture, opening),
+                None => {
+                    let why = "it holds neither an image nor a log".to_owned();
+                    Err(Error::Unreadable { place: path, why })
+                }
+            },
             Ok(_) => file(&path, opening),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(Error::NoCapture { id: id.to_owned() }),
             Err(e) => Err(io("look at", &path, e)),
@@ -108,6 +123,16 @@ impl Source {
             Some(place) => place.join("conflicts.jsonl"),
             None => PathBuf::from(format!("{}.conflicts.jsonl", self.id)),
         }
+    }
+
+    /// True if the first part is a database that is whole as of one commit, so that what is not in it was not there.
+    pub(super) fn is_whole(&self) -> bool {
+        self.kind == Kind::Image || matches!(&self.beyond, Some(b) if b.kind == Kind::Log)
+    }
+
+    /// The parts, one after the other; no row is in two of them.
+    pub(super) fn parts(&self) -> impl Iterator<Item = &Connection> {
+        std::iter::once(&**self).chain(self.beyond.iter().map(|b| &b.rows))
     }
 }
 
@@ -125,102 +150,155 @@ fn file(path: &Path, opening: &Opening<'_>) -> Result<Source> {
         pid: None,
         frames: 0,
         transactions: 0,
+        begun_anew: 0,
         kind: Kind::Image,
         place: None,
         log: None,
+        gone: Vec::new(),
         rows: Rows::Attached(attached),
+        beyond: None,
     })
 }
 
-/// What a capture's directory holds, whoever made it.
-struct Found {
-    image: Option<PathBuf>,
-    log: Option<PathBuf>,
-    /// The copy of the main file as it was, without its log.
-    main: Option<PathBuf>,
-}
-
-/// Ours are `main.captured` and `wal.captured`; Hermes Agent keeps the names that the files had.
-fn contents(place: &Path) -> Result<Found> {
-    let named = |name: &str| Some(place.join(name)).filter(|p| p.is_file());
-    if named("main.captured").is_some() || named("wal.captured").is_some() {
-        return Ok(Found { image: named("main.captured"), log: named("wal.captured"), main: None });
-    }
-    let entries = std::fs::read_dir(place).map_err(|e| io("read", place, e))?;
-    let mut logs: Vec<String> =
-        entries.flatten().filter_map(|e| e.file_name().into_string().ok()).filter(|n| n.ends_with("-wal")).collect();
-    logs.sort();
-    let Some(log) = logs.first() else { return Ok(Found { image: None, log: None, main: None }) };
-    Ok(Found { image: None, log: named(log), main: log.strip_suffix("-wal").and_then(named) })
-}
-
-fn directory(family: &Family, place: PathBuf, opening: &Opening<'_>) -> Result<Source> {
-    let found = contents(&place)?;
-    let manifest: serde_json::Value = files::read_to_string(&place.join("manifest.json"), 1 << 20)
-        .ok()
-        .and_then(|text| serde_json::from_str(&text).ok())
-        .unwrap_or_default();
-    let mut commit = None;
-    if let Some(log) = &found.log {
+fn of_capture(family: &Family, capture: &Capture, opening: &Opening<'_>) -> Result<Source> {
+    let log = Some(capture.log()).filter(|p| p.is_file());
+    let (mut commit, mut begun_anew) = (None, 0);
+    if let Some(log) = &log {
         let file = files::open(log).map_err(|e| io("read", log, e))?;
         commit = wal::last_commit(&file).map_err(|e| io("read", log, e))?;
+        begun_anew = wal::Header::read(&file).map_err(|e| io("read", log, e))?.map_or(0, |h| h.sequence);
     }
-    let (rows, kind) = rows(family, &place, &found, &manifest, opening)?;
+    let found = rows(family, capture, log.as_deref(), opening)?;
+    let manifest = &capture.manifest;
     Ok(Source {
-        id: place.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        captured_at: captured_at(&manifest),
-        pid: manifest["pid"].as_u64().and_then(|p| u32::try_from(p).ok()).filter(|p| *p != 0),
-        frames: commit.map_or_else(|| manifest["frames"].as_u64().unwrap_or(0), |c| c.frames),
-        transactions: commit.map_or_else(|| manifest["transactions"].as_u64().unwrap_or(0), |c| c.transactions),
-        kind,
-        place: Some(place),
-        log: found.log,
-        rows,
+        id: capture.id.clone(),
+        captured_at: captured_at(manifest.captured_at_unix_us),
+        pid: Some(manifest.pid).filter(|p| *p != 0),
+        frames: commit.map_or(manifest.frames, |c| c.frames),
+        transactions: commit.map_or(manifest.transactions, |c| c.transactions),
+        begun_anew,
+        kind: found.kind,
+        place: Some(capture.place.clone()),
+        log,
+        gone: found.gone,
+        rows: found.rows,
+        beyond: found.beyond,
     })
 }
 
-/// Ours say microseconds since 1970, Hermes Agent a text.
-fn captured_at(manifest: &serde_json::Value) -> Option<String> {
-    let ours = manifest["captured_at_unix_us"].as_i64().and_then(|us| jiff::Timestamp::from_microsecond(us).ok());
-    let theirs = || manifest["captured_at"].as_str().and_then(|t| t.parse::<jiff::Timestamp>().ok());
-    ours.or_else(theirs).map(|t| format!("{t:.6}"))
+fn captured_at(unix_us: u64) -> Option<String> {
+    let moment = i64::try_from(unix_us).ok().filter(|us| *us > 0)?;
+    jiff::Timestamp::from_microsecond(moment).ok().map(|t| format!("{t:.6}"))
 }
 
-fn rows(
-    family: &Family,
-    place: &Path,
-    found: &Found,
-    manifest: &serde_json::Value,
-    opening: &Opening<'_>,
-) -> Result<(Rows, Kind)> {
+struct Found {
+    rows: Rows,
+    beyond: Option<Beyond>,
+    kind: Kind,
+    gone: Vec<String>,
+}
+
+fn rows(family: &Family, capture: &Capture, log: Option<&Path>, opening: &Opening<'_>) -> Result<Found> {
     let mut why = Vec::new();
-    if let Some(image) = &found.image {
-        let known_sound = manifest["sound"].as_bool();
-        match sound(image, known_sound != Some(true) || opening.prove) {
-            Ok(connection) => return Ok((Rows::Plain(connection, None), Kind::Image)),
+    let scratch = Scratch::new(opening.scratch)?;
+    let image = match capture.image(scratch.path()) {
+        Ok(image) => image,
+        Err(e) => {
+            why.push(format!("its main file with its log: {e}"));
+            None
+        }
+    };
+    let prove = capture.manifest.sound != Some(true) || opening.prove;
+    let mut whole = None;
+    if let Some(image) = &image {
+        match sound(image, prove) {
+            Ok(connection) => whole = Some(connection),
             Err(e) => why.push(format!("its image: {e} {}", e.detail())),
         }
-    } else if let (Some(main), Some(log)) = (&found.main, &found.log) {
-        let scratch = Scratch::new(opening.scratch)?;
-        match overlay(main, log, &scratch).and_then(|image| sound(&image, true)) {
-            Ok(connection) => return Ok((Rows::Plain(connection, Some(scratch)), Kind::Image)),
-            Err(e) => why.push(format!("its main file with its log: {e} {}", e.detail())),
+    }
+    let Some(log) = log else {
+        let Some(connection) = whole else {
+            why.push("it has no log".to_owned());
+            return Err(Error::Unreadable { place: capture.place.clone(), why: why.join("; ") });
+        };
+        let rows = Rows::Plain(connection, Some(scratch));
+        return Ok(Found { rows, beyond: None, kind: Kind::Image, gone: Vec::new() });
+    };
+    let of_log = scratch.path().join("rows-of-the-log");
+    let salvaged = salvage(family, capture, log, &of_log);
+    match (whole, salvaged) {
+        (Some(connection), salvaged) => {
+            let beyond = match (&image, salvaged) {
+                (Some(image), Ok(salvaged)) => {
+                    beyond::of(&of_log, image, salvaged.lost_and_found.as_deref(), Kind::Log)?
+                }
+                // A log without a transaction adds nothing to a whole image, nor does one that fits another file.
+                _ => None,
+            };
+            let kind = if beyond.is_some() { Kind::Both } else { Kind::Image };
+            Ok(Found { rows: Rows::Plain(connection, Some(scratch)), beyond, kind, gone: Vec::new() })
+        }
+        (None, Ok(salvaged)) => {
+            let mut beyond = None;
+            if let Some(image) = &image {
+                beyond = walked(image, log, &of_log, &scratch)?;
+            }
+            let kind = if beyond.is_some() { Kind::Both } else { Kind::Log };
+            let rows = Rows::Plain(immutable(&of_log)?, Some(scratch));
+            Ok(Found { rows, beyond, kind, gone: gone(&salvaged) })
+        }
+        (None, Err(e)) => {
+            why.push(format!("its log: {e}"));
+            Err(Error::Unreadable { place: capture.place.clone(), why: why.join("; ") })
         }
     }
-    let Some(log) = &found.log else {
-        why.push("it has no log".to_owned());
-        return Err(Error::Unreadable { place: place.to_owned(), why: why.join("; ") });
-    };
-    // The main file knows which table a page belongs to: the one that was captured, else the one that is there now.
-    let main = found.main.clone().or_else(|| found.image.clone()).unwrap_or_else(|| family.main());
-    let scratch = Scratch::new(opening.scratch)?;
-    let output = scratch.path().join("rows");
-    let open = |path: &Path| files::open(path).map_err(|e| io("read", path, e));
-    if let Err(e) = (opening.salvage)(&open(&main)?, &open(log)?, &output) {
-        why.push(format!("its log: {e}"));
-        return Err(Error::Unreadable { place: place.to_owned(), why: why.join("; ") });
+}
+
+/// The rows on the pages of the log. Which table a page belongs to is also known to a main file without the log over it, and that one
+/// can prove that what the log did not write is still what a row of it goes on with: the one beside the log, if it is
+/// there in full, else the one at the path.
+fn salvage(
+    family: &Family,
+    capture: &Capture,
+    log: &Path,
+    output: &Path,
+) -> std::result::Result<Salvaged, salvage::SalvageError> {
+    let mut main = family.main();
+    if let Some(own) = capture.plain_main() {
+        main = own;
     }
-    Ok((Rows::Plain(immutable(&output)?, Some(scratch)), Kind::Log))
+    let log = files::open(log)?;
+    match files::open(&main) {
+        Ok(main) => salvage::from_log(&main, &log, output),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => salvage::from_log(&Vec::new(), &log, output),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// What can be reached in an image that is not sound, beyond the pages of the log: rows that its process had copied into the
+/// main file before, and that hang on pages of its own.
+fn walked(image: &Path, log: &Path, of_log: &Path, scratch: &Scratch) -> Result<Option<Beyond>> {
+    let open = |path: &Path| files::open(path).map_err(|e| io("read", path, e));
+    let output = scratch.path().join("rows-of-the-image");
+    match salvage::readable(&open(image)?, &open(log)?, &output) {
+        // What fits no table there is on pages that are another tree's by now.
+        Ok(_) => beyond::of(&output, of_log, Some("lost_and_found"), Kind::Image),
+        Err(_) => Ok(None),
+    }
+}
+
+fn gone(salvaged: &Salvaged) -> Vec<String> {
+    let mut gone = Vec::new();
+    if salvaged.broken > 0 {
+        gone.push(format!(
+            "{} rows of the log go on over pages that are not in it and that another process has used for something else",
+            salvaged.broken
+        ));
+    }
+    if !salvaged.unreadable.is_empty() {
+        gone.push(format!("{} pages of the log cannot be read", salvaged.unreadable.len()));
+    }
+    gone
 }
 
 fn sound(image: &Path, prove: bool) -> Result<Connection> {
@@ -229,13 +307,4 @@ fn sound(image: &Path, prove: bool) -> Result<Connection> {
         whole::require(&connection, image)?;
     }
     Ok(connection)
-}
-
-fn overlay(main: &Path, log: &Path, scratch: &Scratch) -> Result<PathBuf> {
-    let open = |path: &Path| files::open(path).map_err(|e| io("read", path, e));
-    let copy = scratch.path().join("image");
-    let mut output = files::open_private(&copy).map_err(|e| io("create", &copy, e))?;
-    let made = image::overlay(&open(main)?, &open(log)?, &mut output);
-    made.map_err(|e| Error::from(statehouse_sqlite::Error::Damaged { detail: e.to_string() }))?;
-    Ok(copy)
 }

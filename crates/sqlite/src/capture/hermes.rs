@@ -13,6 +13,7 @@ use super::{Capture, CapturedFile, Manifest, Origin};
 use crate::captures::MANIFEST;
 use crate::error::{Error, Result};
 use crate::family::{Family, Generation, Identity, Member};
+use crate::header::MainHeader;
 use crate::{files, wal};
 
 /// What stands between the name of the database and the time.
@@ -21,11 +22,32 @@ const MARK: &str = ".retired-wal-";
 /// What the directory is called while it is being made.
 const UNFINISHED: &str = ".partial";
 
-/// The file of a member in such a directory; it is called as in the family.
+/// The file of a member in such a directory; it is called as in the family. Where the directory has another name than it was
+/// given, the log in it says how.
 pub(super) fn file(place: &Path, member: Member) -> PathBuf {
     let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let database = name.split_once(MARK).map_or("", |(database, _)| database);
+    let database = match name.split_once(MARK) {
+        Some((database, _)) => database.to_owned(),
+        None => only_log(place).unwrap_or_default(),
+    };
     place.join(format!("{database}{}", member.suffix()))
+}
+
+/// The name of the database whose log lies in a directory.
+fn only_log(place: &Path) -> Option<String> {
+    let names = std::fs::read_dir(place).ok()?.flatten().map(|e| e.file_name().to_string_lossy().into_owned());
+    let mut logs: Vec<String> = names.filter_map(|n| n.strip_suffix("-wal").map(str::to_owned)).collect();
+    logs.sort();
+    logs.into_iter().next()
+}
+
+/// The copy of the main file, if it is more than its header.
+pub(super) fn whole_main(place: &Path) -> Option<PathBuf> {
+    let path = file(place, Member::Main);
+    let main = files::open(&path).ok()?;
+    let header = MainHeader::read(&main).ok()??;
+    let length = main.metadata().ok()?.len();
+    (length >= 2 * u64::from(header.page_size) || header.pages == Some(1)).then_some(path)
 }
 
 pub(super) fn list(family: &Family) -> Result<Vec<Capture>> {
@@ -44,7 +66,7 @@ pub(super) fn list(family: &Family) -> Result<Vec<Capture>> {
     Ok(found)
 }
 
-fn read(place: PathBuf, id: String) -> Result<Option<Capture>> {
+pub(super) fn read(place: PathBuf, id: String) -> Result<Option<Capture>> {
     let path = file(&place, Member::Wal);
     let log = match files::open(&path) {
         Ok(log) => log,

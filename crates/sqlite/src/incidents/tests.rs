@@ -2,7 +2,10 @@
 
 use super::shelf::{paths, prune};
 use super::*;
+use crate::error::Destruction;
+use crate::family::Member;
 use crate::files;
+use crate::reassemble::Account;
 
 fn family() -> (tempfile::TempDir, Family) {
     let directory = tempfile::tempdir().unwrap();
@@ -288,4 +291,31 @@ fn starts_that_are_refused_are_counted_until_one_succeeds() {
     assert_eq!(open, ["gateway"]);
     opened(&directory.path().join("nothing"), "up").unwrap();
     assert!(!directory.path().join("nothing").exists());
+}
+
+#[test]
+fn what_the_last_one_of_several_put_together_is_what_is_told_of_the_loss() {
+    let (_keep, family) = family();
+    let destruction = Destruction {
+        member: Member::Wal,
+        path: family.path(Member::Wal),
+        what: "cut off".into(),
+        frames: Some(9),
+        copied: Some(0),
+    };
+    let why = Error::Destroyed(Box::new(destruction));
+    let mut first = Story::begin(&family, "gateway", generation(1), &why, None);
+    let mut second = Story::begin(&family, "scheduler", generation(1), &why, None);
+    let rebuilt = Some(family.side_directory().join("rebuilt.captured"));
+    let half = Account { rebuilt, lost: vec!["frames 3 to 9".into()], complete: true, ..Account::default() };
+    first.put_together(&half, 1);
+    first.write(&family).unwrap();
+    second.put_together(&Account { lost: Vec::new(), ..half }, 1);
+    second.write(&family).unwrap();
+    first.tell("cannot open the database again yet".into());
+    first.write(&family).unwrap();
+    let all = list(&family).unwrap();
+    assert_eq!((all.len(), &all[0].lost), (1, &None), "{all:#?}");
+    first.back(&family).unwrap();
+    assert!(!list(&family).unwrap()[0].is_open());
 }

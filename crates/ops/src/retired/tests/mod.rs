@@ -6,7 +6,6 @@ mod bring;
 mod random;
 mod tables;
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use rusqlite::Connection;
 use tempfile::TempDir;
 
 use super::*;
+use crate::snapshots::Wish;
 
 /// A database, and a file that grew from the same one.
 struct Two {
@@ -53,7 +53,7 @@ impl Two {
 
     fn try_merge(&self) -> Result<Merged> {
         let scratch = self.directory.path();
-        let evidence = || keep(&self.live(), scratch, Duration::from_secs(5));
+        let evidence = || keep(&self.live(), &Wish::because("before-merge"), &|_| {});
         with(scratch, |asked| merge(&self.live(), &self.id(), &evidence, asked))
     }
 
@@ -86,8 +86,7 @@ fn rows(path: &Path, sql: &str) -> Vec<String> {
 }
 
 fn with<T>(scratch: &Path, work: impl FnOnce(&Asked<'_>) -> T) -> T {
-    let salvage = |_: &File, _: &File, _: &Path| Err("there is nothing to salvage in a test".to_owned());
-    work(&Asked { scratch, patience: Duration::from_secs(5), salvage: &salvage, lacks: &|_, _| None, watch: &|_| {} })
+    work(&Asked { scratch, patience: Duration::from_secs(5), watch: &|_| {} })
 }
 
 /// Missing, same, conflicting, only here, renumbered.

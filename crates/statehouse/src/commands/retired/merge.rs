@@ -1,12 +1,12 @@
 //! `retired show`, `retired merge`: what only a capture has, and bringing it back.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use statehouse_ops::maintenance::look;
 use statehouse_ops::retired::{self, Asked, Kind, Merged, Shown, TableShown};
+use statehouse_ops::snapshots::Wish;
 use statehouse_sqlite::Event;
 
 use crate::args::{RetiredMerge, RetiredShow};
@@ -30,8 +30,9 @@ pub(crate) fn show(context: &Context, args: &RetiredShow) -> Result {
 pub(crate) fn merge(context: &Context, args: &RetiredMerge) -> Result {
     let path = database(context, args.target.path.as_deref())?;
     let bar = Bar::new();
-    let scratch = std::env::temp_dir();
-    let evidence = || retired::keep(&path, &scratch, context.patience);
+    let config = context.home.config()?.snapshots;
+    let wish = Wish { patience: context.patience, keep: config.keep(), ..Wish::because("before-merge") };
+    let evidence = || retired::keep(&path, &wish, &|progress| bar.told(progress));
     let merged = match (&args.into, args.dry_run) {
         (Some(into), _) => {
             let into = std::path::absolute(into).unwrap_or_else(|_| into.clone());
@@ -53,13 +54,7 @@ fn database(context: &Context, path: Option<&Path>) -> Result<PathBuf> {
 }
 
 fn with<T>(context: &Context, bar: &Bar, work: impl FnOnce(&Asked<'_>) -> retired::Result<T>) -> retired::Result<T> {
-    work(&Asked {
-        scratch: &std::env::temp_dir(),
-        patience: context.patience,
-        salvage: &salvage,
-        lacks: &lacks,
-        watch: &|progress| bar.told(progress),
-    })
+    work(&Asked { scratch: &std::env::temp_dir(), patience: context.patience, watch: &|progress| bar.told(progress) })
 }
 
 /// A store of ours knows by itself what its rows mean: opening it takes over what its captures hold.
@@ -77,18 +72,11 @@ fn own(context: &Context, bar: &Bar, path: &Path, id: &str) -> Result<Merged> {
     Ok(preview.taken(path, rows.load(Ordering::Relaxed)))
 }
 
-fn salvage(_main: &File, _log: &File, _output: &Path) -> std::result::Result<(), String> {
-    Err("this version cannot read rows from a log alone".to_owned())
-}
-
-fn lacks(_main: &File, _log: &File) -> Option<u64> {
-    None
-}
-
 fn text(s: &Shown) -> String {
     let from = match s.source {
         Kind::Image => "its image",
         Kind::Log => "the pages of its log alone, which hold a part of the rows",
+        Kind::Both => "its image and from the pages of its log, for each has rows that the other does not show",
     };
     let made = s.captured_at.as_deref().map_or_else(String::new, |at| format!(", captured {at}"));
     let pid = s.pid.map_or_else(String::new, |pid| format!(", from PID {pid}"));
@@ -108,6 +96,9 @@ fn text(s: &Shown) -> String {
     }
     if s.unplaced > 0 {
         out += &format!("{} rows of the log fit no table\n", s.unplaced);
+    }
+    for gone in &s.gone {
+        out += &format!("cannot be had: {}\n", escape_line(gone));
     }
     out
 }
