@@ -38,5 +38,6 @@ mod support;
 mod systems;
 mod turns;
 mod unseen;
+mod vacant;
 mod wal;
 mod writing;
