@@ -160,10 +160,15 @@ fn what_a_ghost_wrote_comes_back_when_it_is_gone_and_not_before() {
     assert!(path.parent().unwrap().join(&id).join("merged").exists());
     let kept = PathBuf::from(merged["before"].as_str().unwrap());
     assert_eq!(sql(&kept, "SELECT count(*) FROM t"), ["2"], "the database as it was is kept");
+    let listed: Value = run(command(&["snapshots", "--json"]).arg(&path), PATIENCE).success().json();
+    assert_eq!((&listed[0]["reason"], &listed[0]["verified"]), (&"before-merge".into(), &true.into()), "{listed}");
+    assert_eq!(listed[0]["path"], merged["before"], "{listed}");
     let again = merge(&id, &path);
     assert_eq!((&again["rows"], &again["done"], &again["commits_missing"]), (&0.into(), &false.into(), &0.into()));
-    let incidents: Value = run(command(&["incidents", "--json"]).arg(&path), PATIENCE).json();
-    assert!(incidents.to_string().contains(&format!("the capture {id}")), "it is on record: {incidents}");
+    let incidents = run(command(&["incidents", "--all", "--json"]).arg(&path), PATIENCE);
+    let all: Value = incidents.success().json();
+    let merged: Vec<&Value> = all.as_array().unwrap().iter().filter(|i| i["kind"] == "merged").collect();
+    assert_eq!(merged.len(), 1, "it is on record: {all:#}");
 }
 
 #[test]

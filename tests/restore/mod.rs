@@ -3,7 +3,9 @@
 mod killed;
 mod live;
 mod own;
+mod rebuilt;
 mod sidecars;
+mod snapshot;
 mod sources;
 
 use std::path::{Path, PathBuf};

@@ -85,11 +85,8 @@ fn onto_the_store_of_a_house_that_is_up_with_traffic_what_is_acknowledged_after_
         0
     );
     assert_eq!(answer(&home, ["verify", "--write"])["healthy"], true);
-    let incidents: Vec<Value> = fs::read_dir(home.store().with_file_name("state.db.statehouse/incidents"))
-        .unwrap()
-        .map(|e| serde_json::from_str(&fs::read_to_string(e.unwrap().path()).unwrap()).unwrap())
-        .collect();
-    assert!(incidents.iter().any(|i| i["kind"] == "restored"), "{incidents:?}");
+    let incidents = answer(&home, ["incidents", "--all"]);
+    assert!(incidents.as_array().unwrap().iter().any(|i| i["kind"] == "restored"), "{incidents:?}");
     up.stop();
 }
 

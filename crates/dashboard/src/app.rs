@@ -24,6 +24,7 @@ pub(crate) struct App {
     pub(crate) login: Login,
     pub(crate) holders: Asked,
     pub(crate) incidents: Asked,
+    pub(crate) snapshots: Asked,
     pub(crate) changes: Changes,
     pub(crate) closing: Closing,
 }

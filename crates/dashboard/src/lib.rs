@@ -50,6 +50,7 @@ pub async fn serve(
         login: login::Login::new(options.login_code.clone(), cookie),
         holders: Asked::new(Arc::clone(&options.holders)),
         incidents: Asked::new(Arc::clone(&options.incidents)),
+        snapshots: Asked::new(Arc::clone(&options.snapshots)),
         changes: live::Changes::default(),
         closing: closing.clone(),
         options,

@@ -20,6 +20,9 @@ pub struct Options {
     pub holders: Probe,
     /// The document of `statehouse incidents --all --json` for this store. Asked at most once a second, and only when somebody looks.
     pub incidents: Probe,
+    /// How the store stands with its snapshots: `last`, `failed` and `warning`, each null if there is nothing to say. Asked at
+    /// most once a second, and only when somebody looks.
+    pub snapshots: Probe,
     /// Closes one of these.
     pub close_incident: CloseIncident,
     /// Names, apart from the loopback ones, under which the dashboard may be called.
@@ -29,13 +32,14 @@ pub struct Options {
 }
 
 impl Options {
-    /// A dashboard with the usual limits, no login link, and no incidents to show.
+    /// A dashboard with the usual limits, no login link, and neither incidents nor snapshots to show.
     pub fn new(token: Token, holders: Probe) -> Options {
         Options {
             token,
             login_code: None,
             holders,
             incidents: Arc::new(|| json!([])),
+            snapshots: Arc::new(|| json!(null)),
             close_incident: Arc::new(|_| Ok(false)),
             hosts: Hosts::default(),
             limits: Limits::default(),

@@ -165,6 +165,30 @@ fn holders_that_are_not_in_order_are_named_in_words() {
 }
 
 #[test]
+fn the_store_page_tells_of_the_last_snapshot_in_one_line_and_of_what_has_failed_since() {
+    let house = House::with(|o| {
+        o.snapshots = Arc::new(|| {
+            json!({
+                "last": {"id": "s", "created_at": "2026-11-30T01:02:03.000000Z", "age_s": 60, "bytes": 4096},
+                "failed": {"at": "2026-11-30T02:00:00Z", "code": "disk_full", "error": "no <room>", "failures": 1},
+                "warning": "the last good snapshot is 3 days old",
+            })
+        });
+    });
+    let page = house.page("/store");
+    for part in [
+        "Last good snapshot: 2026-11-30T01:02:03.000000Z, 4096 bytes.",
+        "The last attempt failed: no &lt;room&gt;",
+        "Snapshots: the last good snapshot is 3 days old.",
+    ] {
+        assert!(page.contains(part), "{part} is not on {page}");
+    }
+    let house = House::with(|o| o.snapshots = Arc::new(|| json!({"last": null, "failed": null, "warning": null})));
+    let page = house.page("/store");
+    assert!(page.contains("There is no good snapshot yet.") && !page.contains("The last attempt"), "{page}");
+}
+
+#[test]
 fn a_look_at_the_holders_that_fails_is_shown_beside_the_rest() {
     let house = House::with(|o| o.holders = Arc::new(|| panic!("the look breaks")));
     house.conversation(Some("still here"), &["x"]);

@@ -58,7 +58,7 @@ fn main() {
                 admission = None;
                 Ok(String::new())
             }
-            "put" | "count" | "leave" | "tight" => match &database {
+            "put" | "set" | "after" | "count" | "leave" | "tight" => match &database {
                 Some(open) => with_database(open, verb, rest),
                 None => Err("no database is open".into()),
             },
@@ -275,6 +275,12 @@ fn with_database(database: &Database, verb: &str, rest: &str) -> Answer {
     let fail = |e: statehouse_sqlite::Error| format!("{} {e}", e.code());
     match verb {
         "put" => put(database, rest.to_owned()).map(|_| String::new()).map_err(fail),
+        // set KEY ROLE: the last one counts. after KEY OTHER: refused as long as OTHER is not there.
+        "set" | "after" => {
+            let (key, second) = rest.split_once(' ').ok_or("KEY and a second word")?;
+            let (verb, key, second) = (verb.to_owned(), key.to_owned(), second.to_owned());
+            database.write(move |c| change(c, &verb, &key, &second)).map(|()| String::new()).map_err(fail)
+        }
         "count" => {
             // count [MILLISECONDS]: so long does the read stay open.
             let stay = std::time::Duration::from_millis(rest.parse().unwrap_or(0));
@@ -313,6 +319,17 @@ fn put(database: &Database, key: String) -> statehouse_sqlite::Result<i64> {
         c.prepare_cached("INSERT OR IGNORE INTO k(key, role) VALUES(?1, ?2)")?.execute((&key, &role))?;
         Ok(c.last_insert_rowid())
     })
+}
+
+fn change(c: &Connection, verb: &str, key: &str, second: &str) -> Result<(), Failure> {
+    if verb == "set" {
+        let sql = "INSERT INTO k(key, role) VALUES(?1, ?2) ON CONFLICT(key) DO UPDATE SET role = excluded.role";
+        return Ok(c.execute(sql, [key, second]).map(drop)?);
+    }
+    if !c.query_row("SELECT EXISTS (SELECT 1 FROM k WHERE key = ?1)", [second], |r| r.get::<_, bool>(0))? {
+        return Err(Failure::Abort(format!("{second} is not there").into()));
+    }
+    Ok(c.execute("INSERT OR IGNORE INTO k(key, role) VALUES(?1, 'after')", [key]).map(drop)?)
 }
 
 /// turns SECONDS DIRECTORY FILE: takes one turn after the other at the turnstile, each as long as a short commit; FILE gets

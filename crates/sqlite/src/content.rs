@@ -83,6 +83,15 @@ impl Content {
         Examiner { family, generation }.index_survived(before.0, idle)
     }
 
+    /// True destruction of the log, if it lacks what the last look at the index found in it alone.
+    pub(crate) fn log_went_with_the_index(&self, family: &Family, generation: &Generation) -> Option<Error> {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let examiner = Examiner { family, generation };
+        let error = examiner.log_went_with_the_index(&seen)?;
+        seen.verdict = Some(error.again());
+        Some(error)
+    }
+
     /// As [`Content::check`], after SQLite has said that something is damaged: the log is read from its beginning.
     pub(crate) fn search(&self, family: &Family, generation: &Generation) -> Result<()> {
         let found = proof::agreement(family, generation);

@@ -193,6 +193,32 @@ impl Examiner<'_> {
         finding
     }
 
+    /// The log, if it lacks what the last look found in it alone though nobody has copied anything since: the main file is as that
+    /// look found it. What was committed between that look and the destruction is not known.
+    pub(crate) fn log_went_with_the_index(&self, seen: &Seen) -> Option<Error> {
+        let index = seen.index.filter(|index| index.copied < index.frames)?;
+        let [main, wal, _] = self.family.statuses().ok()?;
+        let (main, wal) = (main?, wal?);
+        let named = (Some(main.identity), Some(wal.identity)) == (self.generation.main, self.generation.wal);
+        let untouched = seen
+            .main
+            .as_ref()
+            .is_some_and(|known| known.stamp == Stamp::of(&main) && known.checkpoint == index.checkpoint());
+        let mut header = [0; HEADER_BYTES as usize];
+        let whole = wal.size >= index.log_bytes()
+            && self.file(Member::Wal)?.fill_at(&mut header, 0).ok()?
+            && header[16..24] == index.salts;
+        if !named || !untouched || whole {
+            return None;
+        }
+        let (now, was) = (wal.size, index.log_bytes());
+        let what = format!("destroyed together with its index by another program: it has {now} bytes and had {was}");
+        match self.destroyed(seen, Member::Wal, what) {
+            Error::Destroyed(d) => Some(Error::Destroyed(Box::new(Destruction { frames: None, copied: None, ..*d }))),
+            other => Some(other),
+        }
+    }
+
     /// See [`crate::content::Content::index_survived`].
     pub(crate) fn index_survived(&self, before: Option<Stamp>, idle: bool) -> bool {
         for _ in 0..TRIES {

@@ -112,6 +112,11 @@ impl Record {
         self.content.index()
     }
 
+    /// Asked when the index was destroyed: whether the log was destroyed with it.
+    pub(crate) fn log_went_with_the_index(&self) -> Option<Error> {
+        self.content.log_went_with_the_index(&self.family, &self.generation)
+    }
+
     /// As [`Record::check`], after SQLite has said that the content is damaged: looks further than each commit can afford.
     ///
     /// # Errors

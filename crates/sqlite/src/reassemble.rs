@@ -3,7 +3,8 @@
 //! Four places may still have rows: the files that were not destroyed, what is left of the one that was, the newest snapshot
 //! that was proved good, and the memory of the processes that wrote ([`crate::remembered`]). None of them is changed. The first
 //! process that notices makes the new file, `rebuilt.captured`, from the files; each one adds what it remembers. All of it
-//! happens with the exclusive side of the recovery lock held, so they come one after the other.
+//! happens with the exclusive side of the recovery lock held, so they come one after the other. What does not succeed, because it
+//! needs what another process has not added yet, is tried again after that one.
 //!
 //! What is lost is told by two accounts, both written to `account.json`:
 //! * *by frames*: which frames of the log no file and nobody's memory has. None, and nothing that was acknowledged is lost with
@@ -45,11 +46,17 @@ pub struct Account {
     /// Frames of the log that were committed and not in the main file, the first and the last; `None` if that is not known or
     /// the log was not what was destroyed.
     pub at_risk: Option<(u32, u32)>,
+    /// Which round of the log it was, by its salts.
+    #[serde(default)]
+    pub salts: Option<[u8; 8]>,
+    /// True if a checkpoint was under way: then the main file is between two commits.
+    #[serde(default)]
+    pub torn: bool,
     /// Which of them some process still knew the content of.
     pub remembered: Vec<(u32, u32)>,
     /// How many acknowledged writes were run once more.
     pub run_again: u64,
-    /// How many of these did not succeed.
+    /// How many of these have not succeeded.
     pub failed: u64,
     /// What there must be, by what the sources say.
     pub expected: BTreeMap<String, u64>,
@@ -68,21 +75,48 @@ pub(crate) struct Destroyed<'a> {
     pub(crate) evidence: &'a Path,
     /// What the index said when it was seen last.
     pub(crate) index: Option<Index>,
+    /// What it says now.
+    pub(crate) now: Option<Index>,
 }
 
-/// Makes the new file if there is none, and adds what this process remembers. Returns the account as it is then.
-pub(crate) fn put_together(what: &Destroyed<'_>, options: &Options, memory: &Remembered) -> Result<Account> {
+/// Makes the new file if there is none, and adds what this process remembers; of that it remembers after it what did not
+/// succeed. `again` says that it did so before. Returns the account as it is then.
+pub(crate) fn put_together(
+    what: &Destroyed<'_>,
+    options: &Options,
+    memory: &mut Remembered,
+    again: bool,
+) -> Result<Account> {
     let path = what.evidence.join(ACCOUNT);
-    let mut account = match read(&path) {
+    let mut account = match read(&path).filter(|account| account.rebuilt.is_some()) {
         Some(account) => account,
-        None => sources::put_together(what, options.schema.as_deref())?,
+        None => {
+            let of_log = what.index.filter(|_| what.destruction.member == Member::Wal);
+            let torn = of_log.is_some_and(|index| index.attempted > index.copied);
+            let made = sources::put_together(what, options.schema.as_deref())?;
+            Account { salts: what.index.map(|index| index.salts), torn, ..made }
+        }
     };
-    if let Some(rebuilt) = account.rebuilt.clone() {
-        add(&rebuilt, what, options, memory, &mut account)?;
+    if what.destruction.member == Member::Wal {
+        // What the main file has by now is right as it is there. The last look may have been before the log was begun anew.
+        let of = |index: Option<Index>| index.map(|index| index.salts);
+        match of(what.now) {
+            Some(now) if Some(now) == account.salts => memory.forget_all_but(&[now]),
+            now => {
+                let rounds: Vec<_> = [account.salts, now, of(what.index)].into_iter().flatten().collect();
+                memory.forget_all_but(&rounds);
+            }
+        }
+        memory.forget(what.index.filter(|index| Some(index.salts) == account.salts));
     }
+    let succeeded = match account.rebuilt.clone() {
+        Some(rebuilt) => add(&rebuilt, what, options, memory, again, &mut account)?,
+        None => Vec::new(),
+    };
     conclude(what, &mut account);
     let text = serde_json::to_vec_pretty(&account).map_err(|e| Error::io("write", &path, std::io::Error::from(e)))?;
     files::replace(&path, &text).map_err(|e| Error::io("write", &path, e))?;
+    memory.keep_failed(&succeeded);
     Ok(account)
 }
 
@@ -108,14 +142,15 @@ fn connect(path: &Path) -> Result<Connection> {
     Ok(connection)
 }
 
-/// Runs what this process remembers, checks the whole file, and asks what is missing in it.
+/// Runs what this process remembers, checks the whole file, and asks what is missing in it. Returns what succeeded.
 fn add(
     rebuilt: &Path,
     what: &Destroyed<'_>,
     options: &Options,
     memory: &Remembered,
+    again: bool,
     account: &mut Account,
-) -> Result<()> {
+) -> Result<Vec<bool>> {
     let connection = connect(rebuilt)?;
     connection.execute_batch("BEGIN IMMEDIATE")?;
     if let Some(schema) = &options.schema
@@ -124,12 +159,17 @@ fn add(
         // A store that was just made may have its tables in the log alone.
         schema.migrate(&connection)?;
     }
-    let (run, failed) = memory.run(&connection)?;
+    let succeeded = memory.run(&connection)?;
     connection.execute_batch("COMMIT")?;
-    account.run_again += run;
-    account.failed += failed;
-    if let Some(index) = what.index {
-        account.remembered.extend(memory.spans(index.salts));
+    let run = succeeded.len() as u64;
+    let failed = succeeded.iter().filter(|done| !**done).count() as u64;
+    if again {
+        account.failed = account.failed.saturating_sub(run - failed);
+    } else {
+        account.run_again += run;
+        account.failed += failed;
+        let salts = account.salts.or(what.index.map(|index| index.salts));
+        account.remembered.extend(salts.into_iter().flat_map(|salts| memory.spans(salts)));
     }
     let verdict: String = connection.query_row("PRAGMA integrity_check(1)", [], |r| r.get(0))?;
     account.verified = verdict == "ok";
@@ -142,7 +182,8 @@ fn add(
     };
     drop(connection);
     let file = files::open(rebuilt).map_err(|e| Error::io("open", rebuilt, e))?;
-    file.sync_all().map_err(|e| Error::io("flush", rebuilt, e))
+    file.sync_all().map_err(|e| Error::io("flush", rebuilt, e))?;
+    Ok(succeeded)
 }
 
 /// Says what is lost beside the rows that are known by name, and whether that is the whole truth.
@@ -156,18 +197,30 @@ fn conclude(what: &Destroyed<'_>, account: &mut Account) {
                      checkpoint"
                 ));
             }
-            true
+            !account.torn
         }
         // All that was acknowledged since the last checkpoint is in the log, which is whole; before that, what the main file
         // alone had can be missing without anybody knowing it.
         None => what.destruction.member == Member::Wal && what.destruction.frames.is_some(),
     };
+    if account.failed > 0 {
+        account.lost.push(format!(
+            "{} acknowledged writes that could not be made once more: they need what is lost, or what a process still has \
+             to add",
+            account.failed
+        ));
+    }
     if account.rebuilt.is_none() {
         account.lost.push("nothing could be put together".into());
     }
 }
 
 impl Account {
+    /// Moves whenever a process has added something.
+    pub(crate) fn progress(&self) -> (u64, u64) {
+        (self.run_again, self.failed)
+    }
+
     /// What is lost, as a fragment.
     pub fn loss(&self) -> String {
         match (self.lost.as_slice(), self.complete) {

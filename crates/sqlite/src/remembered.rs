@@ -31,7 +31,7 @@ pub(crate) trait Again: Send {
     fn again(&self, connection: &Connection) -> Result<(), Failure>;
 }
 
-/// The frames of a log that one commit made.
+/// The frames of a log that one commit made. One that made none has the place behind those that it read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
     /// Which round of the log.
@@ -44,9 +44,19 @@ pub(crate) struct Span {
 
 impl Span {
     /// The frames that a commit made: `before` was read when its transaction had begun, `after` when it had ended, and
-    /// `last` is what SQLite says was the last frame of it.
+    /// `last` is what SQLite says was the last frame of it, or 0 if it made none. A write that found there what it was to make is
+    /// acknowledged like any other, and whoever made it may not live any more: so it is remembered as well, as long as the log
+    /// has anything that the main file has not.
     pub(crate) fn of_commit(before: Option<Index>, after: Option<Index>, last: u32) -> Option<Span> {
         let (before, after) = (before?, after?);
+        if last == 0 {
+            let next = before.frames.saturating_add(1);
+            return (before.copied < before.frames).then_some(Span {
+                salts: before.salts,
+                first: next,
+                last: before.frames,
+            });
+        }
         // The first commit of a round changes the salts, and begins at the first frame.
         let first = if before.salts == after.salts { before.frames.saturating_add(1) } else { 1 };
         (first <= last && last <= after.frames).then_some(Span { salts: after.salts, first, last })
@@ -66,7 +76,7 @@ pub(crate) struct Remembered {
 }
 
 impl Remembered {
-    /// Keeps the requests of a commit that was acknowledged. One that made no frames changed nothing.
+    /// Keeps the requests of a commit that was acknowledged. Without a span nothing of it is in the log alone.
     pub(crate) fn keep(&mut self, span: Option<Span>, requests: Vec<Box<dyn Again>>) {
         let Some(span) = span.filter(|_| !requests.is_empty()) else { return };
         self.requests += requests.len();
@@ -94,6 +104,17 @@ impl Remembered {
         self.requests -= self.commits.pop_front().map_or(0, |c| c.requests.len());
     }
 
+    /// Lets go of what was written into other rounds of the log than these. All of it was copied when the log was begun anew. An
+    /// idle process may never have noticed, and what it wrote long ago must not undo what others wrote since.
+    pub(crate) fn forget_all_but(&mut self, rounds: &[[u8; 8]]) {
+        self.commits.retain(|c| rounds.contains(&c.span.salts));
+        self.count();
+    }
+
+    fn count(&mut self) {
+        self.requests = self.commits.iter().map(|c| c.requests.len()).sum();
+    }
+
     /// True if the main file has everything.
     pub(crate) fn is_empty(&self) -> bool {
         self.commits.is_empty()
@@ -104,30 +125,36 @@ impl Remembered {
         self.commits.len()
     }
 
-    /// Lets go of everything.
-    pub(crate) fn clear(&mut self) {
-        *self = Remembered::default();
-    }
-
     /// Which frames of a round of the log are known here.
     pub(crate) fn spans(&self, salts: [u8; 8]) -> Vec<(u32, u32)> {
-        self.commits.iter().filter(|c| c.span.salts == salts).map(|c| (c.span.first, c.span.last)).collect()
+        let known = self.commits.iter().map(|c| c.span).filter(|span| span.salts == salts && span.first <= span.last);
+        known.map(|span| (span.first, span.last)).collect()
     }
 
-    /// Runs everything once more, inside the transaction that `connection` is in. Returns how many requests were run, and how
-    /// many did not succeed.
-    pub(crate) fn run(&self, connection: &Connection) -> rusqlite::Result<(u64, u64)> {
-        let (mut run, mut failed) = (0, 0);
+    /// Runs everything once more, inside the transaction that `connection` is in. Returns for each request whether it
+    /// succeeded.
+    pub(crate) fn run(&self, connection: &Connection) -> rusqlite::Result<Vec<bool>> {
+        let mut succeeded = Vec::with_capacity(self.requests);
         for request in self.commits.iter().flat_map(|c| &c.requests) {
             connection.execute_batch("SAVEPOINT again")?;
-            run += 1;
-            if request.again(connection).is_err() {
-                failed += 1;
+            let done = request.again(connection).is_ok();
+            if !done {
                 connection.execute_batch("ROLLBACK TO again")?;
             }
             connection.execute_batch("RELEASE again")?;
+            succeeded.push(done);
         }
-        Ok((run, failed))
+        Ok(succeeded)
+    }
+
+    /// Keeps of what [`Remembered::run`] ran what did not succeed: it may need what another process adds later.
+    pub(crate) fn keep_failed(&mut self, succeeded: &[bool]) {
+        let mut succeeded = succeeded.iter();
+        for commit in &mut self.commits {
+            commit.requests.retain(|_| !succeeded.next().copied().unwrap_or(false));
+        }
+        self.commits.retain(|c| !c.requests.is_empty());
+        self.count();
     }
 }
 
@@ -189,7 +216,9 @@ mod tests {
     fn a_commit_has_the_frames_after_those_that_were_there() {
         assert_eq!(Span::of_commit(index(1, 4, 0), index(1, 9, 0), 7), span(1, 5, 7), "others may have written since");
         assert_eq!(Span::of_commit(index(1, 4, 4), index(2, 3, 0), 3), span(2, 1, 3), "it began the log anew");
-        assert_eq!(Span::of_commit(index(1, 4, 4), index(1, 4, 0), 4), None, "it wrote nothing");
+        assert_eq!(Span::of_commit(index(1, 4, 4), index(1, 4, 0), 4), None, "that is no frame of it");
+        assert_eq!(Span::of_commit(index(1, 4, 2), index(1, 9, 2), 0), span(1, 5, 4), "it wrote nothing");
+        assert_eq!(Span::of_commit(index(1, 4, 4), index(1, 4, 4), 0), None, "and what it found is in the main file");
         assert_eq!(Span::of_commit(None, index(1, 4, 0), 4), None);
     }
 
@@ -205,11 +234,21 @@ mod tests {
         assert_eq!(memory.spans([1; 8]), [(3, 3), (4, 4)]);
         let connection = Connection::open_in_memory().unwrap();
         connection.execute_batch("CREATE TABLE t(n UNIQUE); INSERT INTO t VALUES (3)").unwrap();
-        assert_eq!(memory.run(&connection).unwrap(), (2, 1), "the one that is there already fails alone");
+        let succeeded = memory.run(&connection).unwrap();
+        assert_eq!(succeeded, [true, false], "the one that is there already fails alone");
         let rows: i64 = connection.query_row("SELECT count(*) FROM t", [], |r| r.get(0)).unwrap();
         assert_eq!(rows, 2);
-        memory.forget(index(2, 1, 0));
-        assert!(memory.spans([1; 8]).is_empty());
+        memory.keep_failed(&succeeded);
+        assert_eq!((memory.spans([1; 8]), memory.requests), (vec![(4, 4)], 1), "it is tried again");
+        memory.keep(span(2, 1, 1), vec![Box::new(Insert(7))]);
+        memory.forget_all_but(&[[1; 8], [2; 8]]);
+        assert_eq!(memory.len(), 2);
+        memory.forget_all_but(&[[2; 8]]);
+        assert_eq!((memory.spans([1; 8]), memory.spans([2; 8])), (vec![], vec![(1, 1)]));
+        memory.forget(index(2, 1, 1));
+        assert!(memory.is_empty());
+        memory.keep(span(2, 5, 4), vec![Box::new(Insert(7))]);
+        assert_eq!((memory.len(), memory.spans([2; 8])), (1, vec![]), "it has no frames");
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub(crate) const CHECKPOINT_FRAMES: i64 = 400;
 pub(crate) struct Signals {
     /// Frames in the log after the last commit of this process.
     pub(crate) frames: AtomicI64,
+    /// The same for the commit that is being made; 0 as long as it has made none.
+    pub(crate) made: AtomicI64,
     /// Frames of the log that are in the main file, as of the last checkpoint of this process.
     pub(crate) copied: AtomicI64,
     state: Mutex<Wanted>,
@@ -31,6 +33,7 @@ impl Signals {
     /// Called after each commit, on the writer's thread.
     pub(crate) fn committed(&self, frames: i64) {
         self.frames.store(frames, Ordering::Relaxed);
+        self.made.store(frames, Ordering::Relaxed);
         if frames < self.copied.load(Ordering::Relaxed) {
             self.copied.store(0, Ordering::Relaxed);
         }

@@ -5,12 +5,14 @@
 //! SQLite itself decides it. The format: <https://www.sqlite.org/fileformat2.html#the_write_ahead_log>.
 
 mod contents;
+mod earlier;
 mod lacking;
 mod transactions;
 
 use std::io;
 
 pub use contents::{Contents, Upto};
+pub use earlier::earlier_round;
 pub use lacking::{Lacking, lacking};
 pub use transactions::{Extent, Transaction, Transactions};
 

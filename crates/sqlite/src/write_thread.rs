@@ -14,6 +14,7 @@ use crate::family::Member;
 use crate::flush::Committer;
 use crate::generation::Record;
 use crate::incidents::Story;
+use crate::index::Index;
 use crate::keeper;
 use crate::members::{self, Registration};
 use crate::opening::{self, Opened};
@@ -224,6 +225,10 @@ fn turn(shared: &Shared, turnstile: &Turnstile, held: &mut Held) -> Result<()> {
     Ok(())
 }
 
+/// How long a process waits before it tries again to add to what is put together what it could not; twice as long each time. On
+/// a full disk each attempt takes what is left of it for a while.
+const ADD_AGAIN: Duration = Duration::from_secs(5);
+
 /// What the writer's thread has open.
 pub(crate) struct Held {
     connection: Option<Committer>,
@@ -241,8 +246,10 @@ pub(crate) struct Held {
     marked: bool,
     /// The writes that only the log has.
     memory: Remembered,
-    /// What this process knew was added to what was put together.
-    told: bool,
+    /// What this process knew was added to what was put together; how far that was then.
+    told: Option<(u64, u64)>,
+    /// How often it could not be added, and when it is tried again.
+    refused: Option<(u32, Instant)>,
     /// Everything is closed for the sake of structural work.
     parked: bool,
     /// What is told beside the database of being cut off, until the handle goes on.
@@ -268,7 +275,8 @@ impl Held {
             kept: None,
             marked: false,
             memory: Remembered::default(),
-            told: false,
+            told: None,
+            refused: None,
             parked: false,
             story: None,
             member,
@@ -321,7 +329,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         // Before the lock is taken, which others want: a read that does not end shall keep nobody else waiting.
         close_readers(shared)?;
     }
-    let why = shared.gate.cause();
+    let mut why = shared.gate.cause();
     // Whoever removed the files may have removed the side directory too, and the directory above it.
     match side::make_again(family) {
         // A destroyed file may not pass any check; the directory is there most often.
@@ -335,6 +343,10 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     let _lock = recovery::exclusive(family, patience)?;
     // Not before the lock is held: an opener that finds nobody unfenced on a retired generation goes on.
     held.member.set_fenced(true)?;
+    if let Some(worse) = worse(held.record(), why.as_ref()) {
+        shared.gate.fence(worse.again());
+        why = Some(worse);
+    }
     if let Some(Error::Destroyed(destruction)) = &why
         && destruction.member != Member::Shm
     {
@@ -417,35 +429,65 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     }
     let record = opened.record.clone();
     let story = held.story.take();
-    *held = Held { story, ..Held::new(shared, opened) };
+    // The log may be the same, and then it alone still has what was written before. Another one begins with what was captured.
+    let same = (before.main, before.wal) == (now.main, now.wal);
+    let memory = if same { std::mem::take(&mut held.memory) } else { Remembered::default() };
+    if same {
+        // Of an index that was made anew nobody can tell how much of the log is in the main file already.
+        let _ = flush::copy_beside_readers(&opened.connection);
+    }
+    *held = Held { story, memory, ..Held::new(shared, opened) };
     shared.readers.admit();
     shared.gate.reopen(record);
     Ok(())
 }
 
-/// Adds what this process still has of a destroyed database to what is put together of it. Each process does so once. What
-/// keeps it from it, a full disk for example, is written into the mark: trying again and again would keep the disk full.
+/// An index can be made anew from its log. If the log was destroyed with it, it would be made from nothing, and what the log alone
+/// had would be gone without a word.
+fn worse(record: &Record, why: Option<&Error>) -> Option<Error> {
+    match why {
+        Some(Error::Destroyed(destruction)) if destruction.member == Member::Shm => {}
+        _ => return None,
+    }
+    destroyed::told(record.family(), &record.generation()).or_else(|| record.log_went_with_the_index())
+}
+
+/// Adds what this process still has of a destroyed database to what is put together of it: once, and what did not succeed then
+/// whenever another process has added something. What keeps it from it, a full disk for example, is written into the mark, and
+/// it is tried again now and then.
 fn put_together(shared: &Shared, held: &mut Held, destruction: &Destruction) -> Result<()> {
     let family = &shared.family;
-    let Some(evidence) = destroyed::mark(family)?.and_then(|mark| mark.evidence).filter(|_| !held.told) else {
+    let Some(evidence) = destroyed::mark(family)?.and_then(|mark| mark.evidence) else { return Ok(()) };
+    let nothing_new =
+        |told| held.memory.is_empty() || reassemble::account(&evidence).is_some_and(|a| a.progress() == told);
+    if held.told.is_some_and(nothing_new) || held.refused.is_some_and(|(_, until)| Instant::now() < until) {
         return Ok(());
-    };
+    }
     let generation = held.record.generation();
     let index = held.record.seen();
-    let what = Destroyed { family, generation: &generation, destruction, evidence: &evidence, index };
-    let account = reassemble::put_together(&what, &shared.options, &held.memory).unwrap_or_else(|e| {
-        let why = format!("what PID {} still had could not be added: {e}", std::process::id());
-        let mut account = reassemble::account(&evidence).unwrap_or_default();
-        account.lost.push(why.clone());
-        account.unusable.push(why);
-        account
-    });
+    // As long as the connections stand. Their own descriptors are read by nobody any more.
+    let now = retired::descriptor(family, Member::Shm, generation.shm)?.and_then(|file| Index::read(&file).ok()?);
+    let what = Destroyed { family, generation: &generation, destruction, evidence: &evidence, index, now };
+    let commits = held.memory.len();
+    let account = match reassemble::put_together(&what, &shared.options, &mut held.memory, held.told.is_some()) {
+        Ok(account) => {
+            (held.told, held.refused) = (Some(account.progress()), None);
+            account
+        }
+        Err(e) => {
+            let times = held.refused.map_or(0, |(times, _)| times + 1);
+            held.refused = Some((times, Instant::now() + ADD_AGAIN * (1 << times.min(6))));
+            let why = format!("what PID {} still has could not be added yet: {e}", std::process::id());
+            let mut account = reassemble::account(&evidence).unwrap_or_default();
+            account.lost.push(why.clone());
+            account.unusable.push(why);
+            account
+        }
+    };
     if let Some(story) = &mut held.story {
-        story.put_together(&account, held.memory.len());
+        story.put_together(&account, commits);
         let _ = story.write(family);
     }
-    held.told = true;
-    held.memory.clear();
     destroyed::put_together(family, &account)
 }
 

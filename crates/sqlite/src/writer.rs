@@ -273,6 +273,7 @@ pub(crate) fn commit(writing: &Writing<'_>, batch: &mut Vec<Queued>) -> Result<O
     record.check()?;
     begin(connection, record, batch)?;
     let before = record.index();
+    writing.signals.made.store(0, Ordering::Relaxed);
     // With an index that was cut off meanwhile the statements may have read pages that are older than the last commit, and
     // what was made from them must not become a commit.
     let done = statements(connection, batch).and_then(|()| record.check()).and_then(|()| Ok(connection.commit()?));
@@ -280,7 +281,7 @@ pub(crate) fn commit(writing: &Writing<'_>, batch: &mut Vec<Queued>) -> Result<O
         // If even this fails the connection still has its transaction, and the next BEGIN says so.
         let _ = connection.execute_batch("ROLLBACK");
     }
-    let last = u32::try_from(writing.signals.frames.load(Ordering::Relaxed)).unwrap_or(0);
+    let last = u32::try_from(writing.signals.made.load(Ordering::Relaxed)).unwrap_or(0);
     done.map(|()| Span::of_commit(before, record.index(), last))
 }
 

@@ -28,6 +28,7 @@ mod members;
 mod pages;
 mod powercut;
 mod reassembled;
+mod remembered;
 mod rescue;
 mod salvage;
 mod secure;

@@ -19,6 +19,7 @@ use crate::words::count;
 pub(crate) async fn store(State(app): State<Arc<App>>) -> Result<Response, Shown> {
     let health = app.store(|s| s.health()).await?;
     let holders = app.holders.ask(HOLDERS_FRESH).await;
+    let snapshots = app.snapshots.ask(HOLDERS_FRESH).await;
     let content = html! {
         h1 { "Store" }
         section aria-labelledby="files" {
@@ -26,6 +27,7 @@ pub(crate) async fn store(State(app): State<Arc<App>>) -> Result<Response, Shown
             (verdict(&health))
             p { code.path { (health.path.display()) } }
             (generation(&health))
+            @if let Ok(document) = &snapshots { (last_snapshot(document)) }
         }
         section aria-labelledby="who" {
             h2 #who { "Who holds them" }
@@ -99,6 +101,23 @@ fn generation(health: &Health) -> Markup {
                 }
             }
         }
+    }
+}
+
+/// One line on the last good snapshot, and what a person should look after.
+fn last_snapshot(document: &Value) -> Markup {
+    let (last, failed) = (&document["last"], &document["failed"]);
+    html! {
+        @if last.is_object() {
+            p.quiet {
+                "Last good snapshot: " (text(last, "created_at")) ", "
+                (last.get("bytes").and_then(Value::as_u64).unwrap_or_default()) " bytes."
+            }
+        } @else if document.is_object() {
+            p.quiet { "There is no good snapshot yet." }
+        }
+        @if !text(document, "warning").is_empty() { p.state.warn { "Snapshots: " (text(document, "warning")) "." } }
+        @if failed.is_object() { p.state.warn { "The last attempt failed: " (text(failed, "error")) } }
     }
 }
 

@@ -134,11 +134,17 @@ fn done(i: &IncidentDocument) -> String {
     i.done.split("; ").map(|step| format!("* {}\n", plain(step))).collect()
 }
 
+/// What is between backquotes is to be typed, and stays as it is.
+fn with_commands(text: &str) -> String {
+    let parts = text.split('`').enumerate();
+    parts.map(|(n, part)| if n % 2 == 0 { plain(part) } else { format!("`{part}`") }).collect()
+}
+
 fn actions(i: &IncidentDocument, path: &str) -> String {
     let path = if path.is_empty() { String::new() } else { format!(" {path}") };
     let mut out = String::new();
     if !i.next.is_empty() {
-        out.push_str(&format!("* {}\n", sentence(&i.next)));
+        out.push_str(&format!("* {}\n", with_commands(&i.next)));
     }
     out.push_str(&format!("* Prove that the database is healthy: `statehouse verify{path}`\n"));
     if matches!(

@@ -100,11 +100,6 @@ impl Rows {
         Ok(Rows(rows))
     }
 
-    /// The numbers by table.
-    pub(crate) fn by_table(&self) -> &BTreeMap<String, i64> {
-        &self.0
-    }
-
     /// The numbers of the tables that programs made, by name.
     pub(crate) fn of_programs(self) -> BTreeMap<String, i64> {
         self.0.into_iter().filter(|(name, _)| !name.starts_with("sqlite_")).collect()

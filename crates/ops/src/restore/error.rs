@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use statehouse_sqlite::{Error as DatabaseError, Reason};
 
-use crate::maintenance;
+use crate::{maintenance, snapshots};
 
 /// The result of everything about restoring.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -15,6 +15,9 @@ pub enum Error {
     /// What keeps any work on a whole database from being done: a refusal, a lock that others hold, no room.
     #[error(transparent)]
     Work(#[from] maintenance::Error),
+    /// What keeps the present state from being kept as a snapshot, or a snapshot from being used.
+    #[error(transparent)]
+    Snapshot(snapshots::Error),
     /// Nothing has this id, and no file has this name. Nothing was done.
     #[error("there is no snapshot, no capture and no file {asked:?}")]
     NotFound {
@@ -76,6 +79,7 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Error::Work(e) => e.code(),
+            Error::Snapshot(e) => e.code(),
             Error::NotFound { .. } => "not_found",
             Error::SourceDamaged { .. } => "source_damaged",
             Error::SourceUnfit { .. } => "source_unfit",
@@ -90,6 +94,7 @@ impl Error {
     pub fn is_refusal(&self) -> bool {
         match self {
             Error::Work(e) => e.is_refusal(),
+            Error::Snapshot(e) => e.is_refusal(),
             Error::NotFound { .. } | Error::Differs { .. } => false,
             Error::SourceDamaged { .. }
             | Error::SourceUnfit { .. }
@@ -103,6 +108,7 @@ impl Error {
     pub fn detail(&self) -> String {
         match self {
             Error::Work(e) => e.detail(),
+            Error::Snapshot(e) => e.detail(),
             Error::NotFound { looked, .. } => looked.clone(),
             Error::SourceDamaged { found, .. }
             | Error::SourceUnfit { found, .. }
@@ -116,6 +122,7 @@ impl Error {
     pub fn hint(&self) -> &'static str {
         match self {
             Error::Work(e) => e.hint(),
+            Error::Snapshot(e) => e.hint(),
             Error::NotFound { .. } => {
                 "Nothing was changed. `statehouse snapshots` and `statehouse retired list` show what there is."
             }
@@ -131,6 +138,15 @@ impl Error {
             Error::Differs { .. } => {
                 "Nothing of the state before it is lost: restore that state, or the source once more."
             }
+        }
+    }
+}
+
+impl From<snapshots::Error> for Error {
+    fn from(e: snapshots::Error) -> Error {
+        match e {
+            snapshots::Error::Work(e) => Error::Work(e),
+            e => Error::Snapshot(e),
         }
     }
 }

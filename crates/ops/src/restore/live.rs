@@ -9,7 +9,7 @@ use statehouse_sqlite::{Error as DatabaseError, Family, holders, uri};
 
 use super::error::{Error, Result};
 use super::source::Source;
-use super::{Asked, Before, How, Restored, compare, copy, lossy, records, refuse_stranger, rename};
+use super::{Asked, Before, How, Restored, compare, copy, lossy, refuse_stranger, rename};
 use crate::maintenance::checkpoint;
 use crate::maintenance::whole;
 use crate::progress::Progress;
@@ -59,13 +59,13 @@ fn replace(admission: &Admission, asked: &Asked<'_>, source: &Source) -> Result<
         whole::require(&reader, &family.main())?;
         let tables = compare::compare(Some(&uri(&family.main(), "mode=ro")), source.uri())?;
         refuse_stranger(asked, source, &tables)?;
-        let (id, path) = records::before(admission, asked.watch)?;
+        let before = super::before(admission, asked)?;
         (asked.before)(&tables);
         (asked.watch)(Progress::Begins { what: "restoring", bytes: Some(source.bytes()) });
         while step(&backup, copy::STEP, patience)? != StepResult::Done {
             copy::tell(&backup, source.header.page_size, asked.watch);
         }
-        (Before { id: Some(id), path: lossy(&path), reason: None }, tables)
+        (before, tables)
     };
     drop(reader);
     empty_the_log(&to, admission.is_alone());

@@ -18,10 +18,10 @@
 pub(crate) mod compare;
 pub(crate) mod copy;
 mod error;
+mod found;
 mod live;
 mod plan;
 mod present;
-mod records;
 mod rename;
 pub(crate) mod source;
 mod to;
@@ -32,14 +32,16 @@ use std::time::Instant;
 
 use serde::Serialize;
 use statehouse_sessions::{OpenMode, SqliteStore, Store as _};
-use statehouse_sqlite::admission::{Admission, Vacant, Wanted};
+use statehouse_sqlite::admission::{self, Admission, Vacant, Wanted};
 use statehouse_sqlite::incidents::{self, Kind, Outcome, Report};
 use statehouse_sqlite::{Error as DatabaseError, Family, Reason, capture};
 
 use crate::maintenance::{self, ms};
 use crate::progress::Watch;
+use crate::snapshots::{self, Wish};
+use found::Found;
 use present::Present;
-use source::{Found, Source};
+use source::Source;
 
 pub use compare::{Table, Tables};
 pub use error::{Error, Result};
@@ -132,7 +134,9 @@ pub fn run(asked: &Asked<'_>) -> Result<Restored> {
     if !is_capture && present.ours() && take_over(&family, asked.wanted.patience)? {
         present = Present::of(&family)?;
     }
-    let source = Source::verified(found, asked.scratch, asked.wanted.patience)?;
+    // What is put together of a destroyed database may be what is restored, and nobody adds to it after this.
+    admission::settled(&family, asked.wanted.patience)?;
+    let source = Source::verified(found, asked.scratch, asked.wanted.patience, asked.watch)?;
     permitted(asked, source.fits(present.header(), None, asked.ours || present.ours()))?;
     present.refuse_first(&asked.wanted, Some(&source))?;
     present.room(&source)?;
@@ -241,6 +245,21 @@ fn report(family: &Family, done: &Restored) {
         open: false,
     };
     let _ = incidents::report(family, report);
+}
+
+/// Takes a snapshot of what is replaced.
+///
+/// # Errors
+/// [`maintenance::Error::Unsound`] if what is there is damaged, so that only its files can be kept.
+fn before(admission: &Admission, asked: &Asked<'_>) -> Result<Before> {
+    let wish = Wish { patience: asked.wanted.patience, ..Wish::because("before-restore") };
+    match snapshots::take_admitted(admission, &wish, asked.watch) {
+        Ok(taken) => Ok(Before { id: Some(taken.id), path: lossy(&taken.path), reason: None }),
+        Err(snapshots::Error::Unverified { database, found, .. }) => {
+            Err(maintenance::Error::Unsound { path: database, found }.into())
+        }
+        Err(e) => Err(e.into()),
+    }
 }
 
 /// A path as answers give it.

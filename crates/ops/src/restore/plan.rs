@@ -5,8 +5,9 @@ use statehouse_sqlite::holders::Holder;
 use statehouse_sqlite::{Error as DatabaseError, Family, Reason};
 
 use super::error::{Error, Result};
+use super::found::Found;
 use super::present::{Present, Room};
-use super::source::{Found, Source};
+use super::source::Source;
 use super::{Asked, How, Tables, compare, lossy, permitted, refuse_itself, refuse_stranger};
 use crate::attach;
 
@@ -47,7 +48,7 @@ pub fn plan(asked: &Asked<'_>) -> Result<Planned> {
     let present = Present::of(&family)?;
     let found = Found::of(asked.source, Some(&family))?;
     refuse_itself(&found, &family)?;
-    let source = Source::verified(found, asked.scratch, asked.wanted.patience)?;
+    let source = Source::verified(found, asked.scratch, asked.wanted.patience, asked.watch)?;
     let live = present.can_be_live(&source);
     let forecast = present.forecast(live)?;
     let held = forecast.report.holders.iter().any(|h| !h.is_self && !h.files.is_empty());

@@ -1,6 +1,6 @@
 //! Another main file in the place of the old one, where nobody has any of the files open.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use statehouse_sqlite::admission::{Admission, Placed, Vacant};
 use statehouse_sqlite::headers::Journal;
@@ -10,7 +10,7 @@ use statehouse_sqlite::{Member, immutable, uri};
 use super::error::Result;
 use super::live::Outcome;
 use super::source::Source;
-use super::{Asked, Before, How, Restored, Tables, compare, copy, lossy, records, refuse_stranger, staging};
+use super::{Asked, Before, How, Restored, Tables, compare, copy, lossy, refuse_stranger, staging};
 use crate::maintenance::checkpoint;
 use crate::maintenance::whole;
 
@@ -35,10 +35,9 @@ pub(super) fn keep(admission: &Admission, asked: &Asked<'_>, source: &Source) ->
     let connection = admission.connection();
     whole::require(connection, &family.main())?;
     let inspected = secure::inspect(family, Purpose::Own)?;
-    let (id, path) = records::before(admission, asked.watch)?;
-    let before = Before { id: Some(id), path: lossy(&path), reason: None };
+    let before = super::before(admission, asked)?;
     // The snapshot is what is there, and can be read by a second connection in whatever mode that is.
-    let tables = compare::compare(Some(&uri(&path, "immutable=1")), source.uri())?;
+    let tables = compare::compare(Some(&uri(Path::new(&before.path), "immutable=1")), source.uri())?;
     refuse_stranger(asked, source, &tables)?;
     let mode: String = connection.pragma_query_value(None, "journal_mode", |r| r.get(0))?;
     let new = stage(&inspected, asked, source, mode == "wal")?;
@@ -101,7 +100,7 @@ fn stage(inspected: &Inspected, asked: &Asked<'_>, source: &Source, wal: bool) -
     }
 }
 
-fn clear(new: &std::path::Path) {
+fn clear(new: &Path) {
     if let Some(directory) = new.parent() {
         let _ = std::fs::remove_dir_all(directory);
     }

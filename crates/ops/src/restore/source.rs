@@ -3,9 +3,7 @@
 //! A file is read as its own program would read it: beside a log with content through that log, for the main file alone would
 //! be an older state; in a transaction that lasts until it was copied, so that what was verified is what is put in place.
 
-use std::ffi::OsStr;
-use std::os::unix::fs::FileTypeExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::Connection;
@@ -13,84 +11,14 @@ use statehouse_sessions::sqlite::{APPLICATION_ID, SessionsSchema};
 use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
 use statehouse_sqlite::holders::Standing;
 use statehouse_sqlite::secure::{self, Purpose};
-use statehouse_sqlite::{Error as DatabaseError, Family, Member, Reason, Schema as _, capture, holders};
+use statehouse_sqlite::{Error as DatabaseError, Family, Member, Reason, Schema as _, holders};
 
 use super::error::{Error, Result};
-use super::records;
+use super::found::{Found, Ready};
 use crate::attach::{self, Attached};
 use crate::maintenance::whole::{self, Depth, Rows};
 use crate::maintenance::{self};
-
-/// A source that was found.
-#[derive(Debug)]
-pub(crate) enum Found {
-    /// A snapshot of the database.
-    Snapshot(String, PathBuf),
-    /// A capture of a retired generation of it.
-    Capture(String, PathBuf),
-    /// Some file.
-    File(PathBuf),
-}
-
-impl Found {
-    /// Looks for what somebody named: an id of the database's own first, then a file.
-    pub(crate) fn of(asked: &OsStr, family: Option<&Family>) -> Result<Found> {
-        let text = asked.to_string_lossy();
-        let is_name = !text.contains('/') && !text.is_empty();
-        if let Some(family) = family.filter(|_| is_name) {
-            if let Some(path) = records::find(family, &text)? {
-                return Ok(Found::Snapshot(text.into_owned(), path));
-            }
-            if let Some(capture) = capture::list(family)?.into_iter().find(|c| c.id == text) {
-                let unfit = |found: &str| Error::SourceUnfit {
-                    path: capture.place.clone(),
-                    found: found.to_owned(),
-                    hint: "Nothing was changed. `statehouse retired show` says what it holds, and `statehouse retired merge` brings it back.",
-                };
-                let image =
-                    capture.ready_image().ok_or_else(|| unfit("it has no image of the database, only a log"))?;
-                return Ok(Found::Capture(capture.id, image));
-            }
-        }
-        let path = std::path::absolute(Path::new(asked)).unwrap_or_else(|_| asked.into());
-        match std::fs::symlink_metadata(&path) {
-            Ok(found) if !found.is_dir() && !found.file_type().is_fifo() => Ok(Found::File(path)),
-            _ => {
-                let looked = match family {
-                    Some(family) => {
-                        format!("looked at {} and in {}", path.display(), family.side_directory().display())
-                    }
-                    None => format!("looked at {}", path.display()),
-                };
-                Err(Error::NotFound { asked: text.into_owned(), looked })
-            }
-        }
-    }
-
-    /// The file that is read.
-    pub(crate) fn path(&self) -> &Path {
-        match self {
-            Found::Snapshot(_, path) | Found::Capture(_, path) | Found::File(path) => path,
-        }
-    }
-
-    /// As it is called in an answer.
-    pub(crate) fn name(&self) -> String {
-        match self {
-            Found::Snapshot(id, _) | Found::Capture(id, _) => id.clone(),
-            Found::File(path) => path.to_string_lossy().into_owned(),
-        }
-    }
-
-    /// What it is, in a word.
-    pub(crate) fn kind(&self) -> &'static str {
-        match self {
-            Found::Snapshot(..) => "snapshot",
-            Found::Capture(..) => "capture",
-            Found::File(_) => "file",
-        }
-    }
-}
+use crate::progress::{Progress, Watch};
 
 /// A source that was proved to be good, and is read in one transaction until it is dropped.
 pub(crate) struct Source {
@@ -105,6 +33,8 @@ pub(crate) struct Source {
     /// What somebody should know about it, each a sentence.
     pub(crate) notes: Vec<String>,
     attached: Attached,
+    // Goes after what reads it.
+    _ready: Ready,
 }
 
 impl Source {
@@ -128,9 +58,11 @@ impl Source {
     ///
     /// # Errors
     /// What makes it unfit, with nothing changed.
-    pub(crate) fn verified(found: Found, scratch: &Path, patience: Duration) -> Result<Source> {
+    pub(crate) fn verified(found: Found, scratch: &Path, patience: Duration, watch: Watch<'_>) -> Result<Source> {
+        let ready = found.ready(scratch, watch)?;
+        let family = Family::to_look_at(&ready.path)?;
+        // What is told of a file that was made for this would name a directory that is gone by then.
         let path = found.path().to_owned();
-        let family = Family::to_look_at(&path)?;
         let inspected = secure::inspect(&family, Purpose::Look)?;
         inspected.require_main()?;
         let hot = |m| inspected.get(m).is_some_and(|s| s.status.size > 0);
@@ -165,7 +97,11 @@ impl Source {
         let attached = attach::read(&inspected, held, scratch, patience).map_err(|e| damaged(e.into()))?;
         // The first read fixes what all that follow see.
         attached.execute_batch("BEGIN")?;
-        whole::require_as(&attached, &path, Depth::Full).map_err(damaged)?;
+        // A snapshot is to the byte the file that was looked at as a whole when it was taken.
+        if !matches!(found, Found::Snapshot(_)) {
+            watch(Progress::Begins { what: "checking the source", bytes: None });
+            whole::require_as(&attached, &path, Depth::Full).map_err(damaged)?;
+        }
         // The newest header may be in the log alone.
         let number = |name: &str| attached.pragma_query_value(None, name, |r| r.get::<_, u32>(0));
         let header = MainHeader {
@@ -188,6 +124,7 @@ impl Source {
             older_schema: false,
             notes: ghost.into_iter().collect(),
             attached,
+            _ready: ready,
         };
         source.judge(&path, hot(Member::Wal))?;
         Ok(source)
@@ -216,10 +153,11 @@ impl Source {
         let broken = foreign_keys(&self.attached)?;
         if broken > 0 {
             let found = format!("{broken} rows refer to rows that are not there (PRAGMA foreign_key_check)");
-            if self.is_ours() {
+            if self.is_ours() && !matches!(self.found, Found::Snapshot(_)) {
                 return Err(Error::SourceDamaged { path: path.to_owned(), found });
             }
-            // Many programs do not have them enforced, and such rows say nothing about the file.
+            // Many programs do not have them enforced, and such rows say nothing about the file. A snapshot has those that the
+            // database had.
             self.notes.push(found);
         }
         Ok(())

@@ -8,7 +8,8 @@ use rustix::io::Errno;
 use statehouse_sqlite::{Family, Member, Status, immutable};
 
 use super::error::{Error, Result};
-use super::source::{Found, Source};
+use super::found::Found;
+use super::source::Source;
 use super::{Asked, How, Restored, compare, copy, lossy};
 use crate::maintenance::error::io;
 use crate::maintenance::room::{MARGIN, free};
@@ -25,7 +26,8 @@ pub fn to(asked: &Asked<'_>, to: &Path) -> Result<Restored> {
     let family = Family::to_look_at(asked.path).ok();
     let new = Family::of(to)?;
     refuse_existing(&new)?;
-    let source = Source::verified(Found::of(asked.source, family.as_ref())?, asked.scratch, asked.wanted.patience)?;
+    let found = Found::of(asked.source, family.as_ref())?;
+    let source = Source::verified(found, asked.scratch, asked.wanted.patience, asked.watch)?;
     let directory = new.directory();
     let (room, _) = free(directory).map_err(|e| io("ask for the free space of", directory, e))?;
     let needs = source.bytes() + MARGIN;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::maintenance;
+use crate::{maintenance, snapshots};
 
 /// The result of everything here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -13,6 +13,9 @@ pub enum Error {
     /// What the database, the volume, or the check of the structure answers.
     #[error(transparent)]
     Maintenance(#[from] maintenance::Error),
+    /// What keeps the present state from being kept as a snapshot first. Nothing was done.
+    #[error(transparent)]
+    Snapshot(snapshots::Error),
     /// There is no such capture.
     #[error("there is no capture {id} beside this database")]
     NoCapture {
@@ -68,6 +71,7 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Error::Maintenance(e) => e.code(),
+            Error::Snapshot(e) => e.code(),
             Error::NoCapture { .. } => "not_found",
             Error::Unreadable { .. } => "unreadable_capture",
             Error::CannotWrite { .. } => "missing_module",
@@ -82,6 +86,7 @@ impl Error {
     pub fn is_refusal(&self) -> bool {
         match self {
             Error::Maintenance(e) => e.is_refusal(),
+            Error::Snapshot(e) => e.is_refusal(),
             Error::Unreadable { .. } | Error::CannotWrite { .. } | Error::Exists { .. } | Error::Ruined { .. } => true,
             Error::NoCapture { .. } | Error::Dangling { .. } | Error::Miscounted { .. } => false,
         }
@@ -96,6 +101,7 @@ impl Error {
     pub fn detail(&self) -> String {
         match self {
             Error::Maintenance(e) => e.detail(),
+            Error::Snapshot(e) => e.detail(),
             Error::Unreadable { why, .. } | Error::CannotWrite { why, .. } => why.clone(),
             Error::Dangling { found } | Error::Miscounted { found } | Error::Ruined { found, .. } => found.clone(),
             Error::NoCapture { .. } | Error::Exists { .. } => String::new(),
@@ -106,6 +112,7 @@ impl Error {
     pub fn hint(&self) -> &'static str {
         match self {
             Error::Maintenance(e) => e.hint(),
+            Error::Snapshot(e) => e.hint(),
             Error::NoCapture { .. } => "Run `statehouse retired list` to see those that there are.",
             Error::Unreadable { .. } => {
                 "Nothing was changed. Keep the capture: its log is the only copy of what was written into it."
@@ -122,6 +129,15 @@ impl Error {
             Error::Dangling { .. } | Error::Miscounted { .. } => {
                 "Nothing is lost: the database and the capture are as they were. Use --into FILE to see what a merge would give."
             }
+        }
+    }
+}
+
+impl From<snapshots::Error> for Error {
+    fn from(e: snapshots::Error) -> Error {
+        match e {
+            snapshots::Error::Work(e) => Error::Maintenance(e),
+            e => Error::Snapshot(e),
         }
     }
 }

@@ -1,32 +1,17 @@
-//! A copy of the database as it is, kept beside it before a merge changes it.
+//! The database as it is, kept as a snapshot before a merge changes it.
 
-use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-use statehouse_sqlite::secure::{self, Purpose};
-use statehouse_sqlite::{Family, side};
 
 use super::error::Result;
-use super::into::Copy;
-use super::live::Reading;
+use crate::progress::Watch;
+use crate::snapshots::{self, Wish};
 
-/// Copies the database at `path` into `X.statehouse/snapshots/`, proves the copy, and says where it is.
+/// Takes a snapshot of the database at `path` with the reason `before-merge`, and says where its file is. To be called in a process
+/// that has no connection to it.
 ///
 /// # Errors
-/// [`super::Error`], with nothing left of the copy.
-pub fn keep(path: &Path, scratch: &Path, patience: Duration) -> Result<PathBuf> {
-    let family = Family::of(path)?;
-    let inspected = secure::inspect(&family, Purpose::Own)?;
-    let parent = side::create(&inspected)?;
-    let directory = family.side_directory().join("snapshots");
-    side::subdirectory(&inspected, parent.as_fd(), "snapshots", &directory)?;
-    let name = jiff::Timestamp::now().strftime("before-merge-%Y%m%dT%H%M%S%6fZ.snapshot").to_string();
-    let kept = directory.join(name);
-    let copy = Copy::new(&kept)?;
-    let reading = Reading::open(path, scratch, patience)?;
-    drop(copy.take(&reading)?);
-    reading.confirm()?;
-    copy.publish()?;
-    Ok(kept)
+/// [`super::Error`], with the database and the earlier snapshots as they were.
+pub fn keep(path: &Path, wish: &Wish, watch: Watch<'_>) -> Result<PathBuf> {
+    let wish = Wish { reason: "before-merge".to_owned(), ..wish.clone() };
+    Ok(snapshots::take(path, &wish, watch)?.path)
 }

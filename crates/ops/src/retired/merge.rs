@@ -12,8 +12,8 @@ use serde::Serialize;
 use statehouse_sqlite::Family;
 use statehouse_sqlite::incidents::{self, Kind as Incident, Outcome, Report};
 
-use super::base::Base;
 use super::apply::{Apply, Sessions};
+use super::base::Base;
 use super::compare::{Comparison, Counts, count};
 use super::conflicts::List;
 use super::error::{Error, Result, io};
@@ -210,8 +210,7 @@ impl Work<'_> {
         let schema = Schema::read(&self.reader)?;
         let rules = Rules::of(&schema);
         self.writer.execute_batch("PRAGMA defer_foreign_keys = ON")?;
-        let mut done =
-            Done { compared: Compared::default(), brought: BTreeMap::new(), refused: BTreeMap::new(), list };
+        let mut done = Done { compared: Compared::default(), brought: BTreeMap::new(), refused: BTreeMap::new(), list };
         let mut sessions = Sessions::default();
         let mut made = BTreeSet::new();
         for (part, rows) in self.source.parts().enumerate() {

@@ -9,10 +9,10 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use statehouse_sqlite::{Family, files, wal};
 
+use super::base::Base;
 use super::compare::{Comparison, Conflict, Counts, Landed, New, Sink, count};
 use super::conflicts::key;
 use super::error::Result;
-use super::base::Base;
 use super::pair::{Pair, pairs};
 use super::rules::Rules;
 use super::schema::Schema;

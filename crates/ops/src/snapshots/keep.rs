@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use statehouse_sqlite::Family;
 
+use super::Wish;
 use super::error::{Error, Result, io};
 use super::record::{self, Snapshot, Standing};
 use crate::maintenance;
@@ -46,17 +47,17 @@ pub(super) fn reserve(bytes: u64) -> u64 {
     (bytes / 20).clamp(256 << 10, 64 << 20)
 }
 
-/// Refuses where there is no room for a snapshot of a database of `bytes` bytes.
+/// Refuses where there is no room for a snapshot of a database of `bytes` bytes beside `reserve` bytes.
 ///
 /// Compressed or not, the plain copy is written first, for that is what is proved. What the compressed one takes is not known
 /// before; it is counted as half of that, and the volume is watched while it is written.
-pub(super) fn room(family: &Family, bytes: u64, compress: bool, keep: &Keep, reason: &str) -> Result<()> {
+pub(super) fn room(family: &Family, bytes: u64, reserve: u64, wish: &Wish) -> Result<()> {
+    let Wish { compress, keep, reason, .. } = wish;
     let directory = family.directory();
     let refuse = |numbers: String| Err(Error::Work(maintenance::Error::NoRoom { numbers }));
     let (free, _) = room::free(directory).map_err(|e| io("ask for the free space of", directory, e))?;
     let size = bytes + MARGIN;
-    let needed = size + if compress { size / 2 } else { 0 };
-    let reserve = reserve(bytes);
+    let needed = size + if *compress { size / 2 } else { 0 };
     if free < needed + reserve {
         return refuse(format!(
             "{free} bytes are free at {}; the snapshot takes {needed} bytes, and {reserve} bytes are left to the database",
@@ -65,7 +66,7 @@ pub(super) fn room(family: &Family, bytes: u64, compress: bool, keep: &Keep, rea
     }
     let share = allowed(family, keep)?;
     // What is to make something else safe is not forgone for the sake of a share.
-    if size > share && !compress && !is_before(reason) {
+    if size > share && !*compress && !is_before(reason) {
         return refuse(format!(
             "snapshots may have {share} bytes at {} ({} % of the volume), and this one takes {size} bytes",
             directory.display(),

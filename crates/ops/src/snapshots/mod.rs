@@ -15,11 +15,14 @@ mod error;
 mod keep;
 mod pack;
 mod proof;
+mod publish;
+mod reading;
 mod record;
 mod source;
 mod staged;
 mod state;
 mod take;
+mod work;
 
 use std::path::Path;
 use std::time::Duration;
@@ -69,8 +72,8 @@ impl Wish {
 /// `Unsound` of [`maintenance::Error`] if it is not good; or what keeps it from being read.
 pub fn verify(path: &Path) -> Result<Proved> {
     match proof::judge(path)? {
-        proof::Judged::Good(proved, _) => Ok(proved),
-        proof::Judged::Unsound(found) => Err(maintenance::Error::Unsound { path: path.to_owned(), found }.into()),
+        Ok(proved) => Ok(proved),
+        Err(found) => Err(maintenance::Error::Unsound { path: path.to_owned(), found }.into()),
     }
 }
 

@@ -97,38 +97,59 @@ fn foreign_keys(connection: &Connection) -> rusqlite::Result<ForeignKeys> {
     }
 }
 
-/// What looking at all of a file came to.
-pub(super) enum Judged {
-    /// It is good.
-    Good(Proved, Counts),
-    /// It is not, and what was found.
-    Unsound(String),
-}
+/// What a look at a file came to: what it says, or why the file is not good.
+pub(super) type Verdict<T> = std::result::Result<T, String>;
 
-/// Opens a file that nobody changes meanwhile and that has no log, and looks at all of it.
-pub(super) fn judge(path: &Path) -> Result<Judged> {
+/// Bytes of pages that a look keeps, so that finding each row in an index does not read the same pages again and again.
+const CACHE: i64 = 64 << 20;
+
+/// Opens a file that nobody changes meanwhile and that has no log.
+fn open(path: &Path) -> Result<Connection> {
     let connection = immutable(path)?;
     connection.pragma_update(None, "trusted_schema", 0)?;
     connection.pragma_update(None, "mmap_size", 0)?;
+    connection.pragma_update(None, "cache_size", -(CACHE >> 10))?;
     connection.pragma_update(None, "cell_size_check", 1)?;
-    let judged = look(&connection);
-    match judged {
+    Ok(connection)
+}
+
+/// Looks at all of such a file.
+pub(super) fn judge(path: &Path) -> Result<Verdict<Proved>> {
+    Ok(match structure(path)? {
+        Ok(notes) => content(path)?.map(|(proved, _)| proved.with(notes)),
+        Err(found) => Err(found),
+    })
+}
+
+/// Looks at the structure of such a file, every page and every entry of an index. Gives what is not against it.
+pub(super) fn structure(path: &Path) -> Result<Verdict<Vec<String>>> {
+    damage(open(path).and_then(|c| Ok(faults(&c, Depth::Full, MOST_LINES)?))).map(|lines| lines.and_then(sorted))
+}
+
+/// Counts what such a file holds.
+pub(super) fn content(path: &Path) -> Result<Verdict<(Proved, Counts)>> {
+    damage(open(path).and_then(|c| counted(&c)))
+}
+
+/// Damage that keeps a look from ending is an answer too.
+fn damage<T>(looked: Result<T>) -> Result<Verdict<T>> {
+    match looked {
+        Ok(seen) => Ok(Ok(seen)),
         Err(super::Error::Work(crate::maintenance::Error::Database(statehouse_sqlite::Error::Damaged { detail }))) => {
-            Ok(Judged::Unsound(detail))
+            Ok(Err(detail))
         }
-        other => other,
+        Err(e) => Err(e),
     }
 }
 
-fn look(connection: &Connection) -> Result<Judged> {
-    let lines = faults(connection, Depth::Full, MOST_LINES)?;
+fn sorted(lines: Vec<String>) -> Verdict<Vec<String>> {
     if lines.len() >= MOST_LINES as usize {
-        return Ok(Judged::Unsound(format!("more than {} things are wrong: {}", lines.len(), told(&lines))));
+        return Err(format!("more than {} things are wrong: {}", lines.len(), told(&lines)));
     }
     let (of_content, structure): (Vec<String>, Vec<String>) =
         lines.into_iter().partition(|line| is_of_search_index(line) || is_of_content(line));
     if !structure.is_empty() {
-        return Ok(Judged::Unsound(told(&structure)));
+        return Err(told(&structure));
     }
     let mut notes = of_content;
     if notes.len() > TOLD {
@@ -136,21 +157,32 @@ fn look(connection: &Connection) -> Result<Judged> {
         notes.truncate(TOLD);
         notes.push(format!("and {more} more like these"));
     }
+    Ok(notes)
+}
+
+fn counted(connection: &Connection) -> Result<(Proved, Counts)> {
     let counts = Counts::of(connection)?;
-    match &counts.foreign_keys {
-        ForeignKeys::Broken { rows: 0, .. } => {}
-        ForeignKeys::Broken { rows, .. } => notes.push(format!("{rows} rows have a foreign key that leads nowhere")),
-        ForeignKeys::Unchecked(why) => notes.push(format!("its foreign keys cannot be checked: {why}")),
-    }
+    let notes = match &counts.foreign_keys {
+        ForeignKeys::Broken { rows: 0, .. } => None,
+        ForeignKeys::Broken { rows, .. } => Some(format!("{rows} rows have a foreign key that leads nowhere")),
+        ForeignKeys::Unchecked(why) => Some(format!("its foreign keys cannot be checked: {why}")),
+    };
     let number = |name: &str| connection.pragma_query_value(None, name, |r| r.get::<_, i64>(0));
     let proved = Proved {
         rows: counts.rows.clone().of_programs(),
         page_size: u32::try_from(number("page_size")?).unwrap_or(0),
         user_version: number("user_version")?,
         application_id: number("application_id")?,
-        notes,
+        notes: notes.into_iter().collect(),
     };
-    Ok(Judged::Good(proved, counts))
+    Ok((proved, counts))
+}
+
+impl Proved {
+    /// With what was found in the structure, which comes first.
+    pub(super) fn with(self, structure: Vec<String>) -> Proved {
+        Proved { notes: structure.into_iter().chain(self.notes).collect(), ..self }
+    }
 }
 
 fn told(lines: &[String]) -> String {

@@ -189,6 +189,50 @@ pub fn find(family: &Family, id: &str) -> Result<Snapshot> {
     list(family)?.into_iter().find(|s| s.id == id).ok_or_else(|| Error::NotFound { id: id.to_owned() })
 }
 
+/// A name that sorts by time.
+pub(super) fn new_id() -> String {
+    format!("{}-{}", jiff::Timestamp::now().strftime("%Y%m%dT%H%M%S.%6fZ"), std::process::id())
+}
+
+/// The present, as a record tells it.
+pub(super) fn now() -> String {
+    format!("{:.6}", jiff::Timestamp::now())
+}
+
+/// The record of an attempt that failed.
+pub(super) fn failed(family: &Family, id: &str, reason: &str, error: &Error) -> Result<Snapshot> {
+    let before = all(family)?;
+    let failures = before.last().filter(|s| !s.verified).map_or(0, |s| s.failures);
+    let detail = error.detail();
+    let error_text = if detail.is_empty() { error.to_string() } else { format!("{error}: {detail}") };
+    Ok(Snapshot {
+        id: id.to_owned(),
+        path: PathBuf::new(),
+        database: family.main().to_string_lossy().into_owned(),
+        serial: before.last().map_or(0, |s| s.serial) + 1,
+        created_at: now(),
+        reason: reason.to_owned(),
+        bytes: 0,
+        rows: Default::default(),
+        verified: false,
+        blake3: None,
+        compressed: false,
+        plain_bytes: 0,
+        plain_blake3: None,
+        page_size: 0,
+        user_version: 0,
+        application_id: 0,
+        journal_mode: String::new(),
+        error: Some(error_text),
+        error_code: Some(error.code().to_owned()),
+        failures: failures + 1,
+        notes: Vec::new(),
+        read_ms: 0.0,
+        ms: 0.0,
+        modified_ns: 0,
+    })
+}
+
 /// Puts a record in its place, whole and on the disk.
 pub(super) fn write(inspected: &Inspected, place: &Path, snapshot: &Snapshot) -> Result<()> {
     let path = record_path(place, &snapshot.id);

@@ -9,7 +9,6 @@ use statehouse_sqlite::{Family, Status};
 use super::error::{Error, Result};
 use super::record;
 use super::staged::Place;
-use super::take;
 
 /// How a database stands with its snapshots, as `status` shows it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -107,6 +106,6 @@ fn told(age: Duration) -> String {
 pub fn remember_failure(family: &Family, reason: &str, error: &Error) -> Result<()> {
     let inspected = secure::inspect(family, Purpose::Look)?;
     let place = Place::create(&inspected)?;
-    let id = take::new_id();
-    record::write(&inspected, &place.path, &take::failed(family, &id, reason, error)?)
+    let id = record::new_id();
+    record::write(&inspected, &place.path, &record::failed(family, &id, reason, error)?)
 }

@@ -23,6 +23,7 @@ use statehouse_sqlite::destroyed::{self, Mark};
 use statehouse_sqlite::headers;
 use statehouse_sqlite::holders::{self, Verdict};
 use statehouse_sqlite::secure::{self, Purpose};
+use statehouse_sqlite::shell::word;
 use statehouse_sqlite::{Error, Family, Result};
 
 use crate::check::{Check, Found, Outcome, run};
@@ -194,13 +195,23 @@ fn ruined(family: &Family, mark: &Mark) -> Found {
         (Some(place), Some(why)) => format!("what could be copied is in {}: {why}", place.display()),
         (None, why) => format!("nothing could be copied: {}", why.as_deref().unwrap_or("it is not known why")),
     };
+    let account = mark.account.as_ref();
+    let told = account.map(|a| format!("; {}", a.sentence())).unwrap_or_default();
+    let remedy = match account.and_then(|a| a.rebuilt.as_ref()) {
+        Some(rebuilt) => format!(
+            "Put what is left in its place: statehouse restore {} {}. To go on with something else, put that in order with every \
+             program stopped, and then remove",
+            word(&rebuilt.to_string_lossy()),
+            word(&family.main().to_string_lossy())
+        ),
+        None => {
+            "Put the database in order from the copies, a snapshot or a backup, with every program stopped; then remove"
+                .to_owned()
+        }
+    };
     Found::new(Outcome::Fail, "a file of it was truncated or overwritten while it was in use")
-        .detail(format!("{} {copies}", mark.sentence))
-        .hint(format!(
-            "Keep every file. Put the database in order from the copies, a snapshot or a backup, with every program stopped; \
-             then remove {}, and verify again.",
-            destroyed::mark_path(family).display()
-        ))
+        .detail(format!("{} {copies}{told}", mark.sentence))
+        .hint(format!("Keep every file. {remedy} {}, and verify again.", destroyed::mark_path(family).display()))
 }
 
 /// Incidents that nobody has closed; nothing where there is none.

@@ -32,6 +32,9 @@ pub struct Position {
     shm: Option<Identity>,
     size: u64,
     change_counter: u32,
+    /// When the main file was changed last, in nanoseconds since 1970.
+    #[serde(default)]
+    modified_ns: i64,
     log: Option<LogEnd>,
     /// How many commits the shared index has counted since it was made.
     commits: Option<u32>,
@@ -54,6 +57,7 @@ impl Position {
             wal: identity(Member::Wal),
             shm: identity(Member::Shm),
             size: status(Member::Main).map_or(0, |s| s.size),
+            modified_ns: status(Member::Main).map_or(0, |s| s.modified_ns),
             change_counter: change_counter(family)?,
             log: log.filter(|l| l.frames > 0),
             commits: index.map(|(commits, _)| commits),
@@ -76,7 +80,11 @@ impl Position {
             // A log that was begun anew, or for the first time, and holds commits.
             (Some(_), _) => true,
             // Nothing was in a log before, so nothing could be copied: whoever changed the main file has committed.
-            (None, None) => (self.change_counter, self.size) != (before.change_counter, before.size),
+            // A program that opens, commits and closes leaves neither a log nor another counter.
+            (None, None) => {
+                let content = |p: &Position| (p.change_counter, p.size, p.modified_ns);
+                content(self) != content(before)
+            }
             (None, Some(_)) => false,
         }
     }

@@ -17,6 +17,7 @@ pub(crate) mod lock;
 mod look;
 mod members;
 mod pending;
+mod settled;
 mod shut;
 mod vacant;
 
@@ -34,6 +35,7 @@ use crate::{doubt, putback, recovery};
 pub use aside::{Aside, AsideError, Seat};
 use look::{Allowed, Ours, in_the_way, look_first, refuse_holders};
 pub use look::{Forecast, forecast, forecast_drained, refuse_first};
+pub use settled::settled;
 pub use vacant::{Placed, Vacant, forecast_vacant, refuse_own};
 
 pub(crate) use members::Entry;

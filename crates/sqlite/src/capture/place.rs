@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, Gid, Mode, OFlags, RenameFlags, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, Uid};
 use rustix::io::Errno;
 
 use crate::captures::{self, STAGED};
@@ -140,15 +140,28 @@ fn owner(family: &Family, model: BorrowedFd<'_>) -> Result<Owner> {
     Ok(Owner(Some((status.st_uid, status.st_gid))))
 }
 
-/// Gives what root has written beside somebody's database to whom `model` belongs. A link is not followed.
-pub(super) fn give_as(model: &Path, file: &Path) {
+/// Gives what root has written beside somebody's database to whom `model` belongs. No link is followed, and only a file is given
+/// away that root has just made and that has no other name: else its owner could have been given any file.
+pub(super) fn give_as(family: &Family, model: &Path, file: &Path) {
     if !rustix::process::geteuid().is_root() {
         return;
     }
-    if let Ok(status) = rustix::fs::lstat(model) {
-        let (uid, gid) = (Some(Uid::from_raw(status.st_uid)), Some(Gid::from_raw(status.st_gid)));
-        let _ = rustix::fs::chownat(CWD, file, uid, gid, AtFlags::SYMLINK_NOFOLLOW);
-    }
+    let give = || -> Option<()> {
+        let model = rustix::fs::lstat(model).ok()?;
+        let side = side::open(&family.side_directory()).ok()??;
+        let directory = file.parent()?.file_name()?;
+        let directory = rustix::fs::openat(&side, directory, side::DIRECTORY, Mode::empty()).ok()?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&directory, file.file_name()?, flags, Mode::empty()).ok()?;
+        let status = rustix::fs::fstat(&file).ok()?;
+        let made = FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
+        if !made || status.st_nlink != 1 || status.st_uid != 0 {
+            return None;
+        }
+        let (uid, gid) = (Some(Uid::from_raw(model.st_uid)), Some(Gid::from_raw(model.st_gid)));
+        rustix::fs::chownat(&file, "", uid, gid, AtFlags::EMPTY_PATH).ok()
+    };
+    let _ = give();
 }
 
 /// A directory in which a capture is made. Dropped before it was published, it is removed.

@@ -160,11 +160,16 @@ fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -
         evidence,
         done: format!("what it had committed until then was captured as {}", capture.id),
         lost: None,
-        next: format!("statehouse retired show {} {path}; then stop the process: {}", capture.id, stops.join("; ")),
+        next: format!(
+            "Stop the process, which has its files until then: `{}`. See what only the capture has: `statehouse retired show {id} \
+             {path}`. Bring it back: `statehouse retired merge {id} {path}`",
+            stops.join("; "),
+            id = capture.id
+        ),
         outcome: Outcome::Waits,
         open: true,
     };
     let id = incidents::report(family, incident).ok()?;
-    super::place::give_as(&capture.place, &incidents::path(family, &id));
+    super::place::give_as(family, &capture.place, &incidents::path(family, &id));
     Some(id)
 }

@@ -4,14 +4,17 @@
 //! which has to tell of the same finds it without reading the others. Several processes tell of one retirement at
 //! once, so a change is read, made and written under a lock. A process that was stopped while it had the lock delays the others
 //! by a moment and no longer: an entry that is lost then is a smaller harm than a database that does not come back.
+//!
+//! Root tells of databases of other users, who can put a link in the place of any directory of theirs at any moment. So what is
+//! changed is changed through a descriptor of the directory, which was entered without following one.
 
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, flock};
 use rustix::io::Errno;
 
 use super::{Incident, MOST_BYTES, MOST_FILES};
@@ -52,29 +55,32 @@ impl Shelf {
         self.directory().join(format!("{id}{ENDING}"))
     }
 
-    fn make(&self) -> Result<()> {
+    pub(super) fn make(&self) -> Result<Entered> {
         let place = self.directory();
         match self {
             Shelf::Beside(family) => {
                 let inspected = secure::inspect_place(family)?;
                 let side = side::create(&inspected)?;
-                side::subdirectory(&inspected, side.as_fd(), DIRECTORY, &place).map(drop)
+                side::subdirectory(&inspected, side.as_fd(), DIRECTORY, &place).map(Entered::of)
             }
-            Shelf::In(_) => private_directory(&place),
+            Shelf::In(_) => private_directory(&place).map(|()| Entered { path: place, _held: None }),
+        }
+    }
+
+    /// The directory if it is there.
+    fn enter(&self) -> Result<Option<Entered>> {
+        let Shelf::Beside(family) = self else { return Ok(Some(Entered { path: self.directory(), _held: None })) };
+        let Some(side) = side::open(&family.side_directory())? else { return Ok(None) };
+        match rustix::fs::openat(&side, DIRECTORY, side::DIRECTORY, Mode::empty()) {
+            Ok(directory) => Ok(Some(Entered::of(directory))),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+            Err(e) => Err(Error::io("open", &self.directory(), e)),
         }
     }
 
     /// All of them, the oldest first. A file that is no incident is none.
     pub(super) fn all(&self) -> Result<Vec<Incident>> {
         Ok(paths(&self.directory())?.iter().filter_map(|path| read(path)).collect())
-    }
-
-    /// The newest one about this.
-    fn about(&self, about: &str) -> Option<Incident> {
-        let end = format!("-{}{ENDING}", number(about));
-        let ends = |path: &&PathBuf| path.to_string_lossy().ends_with(&end);
-        let found = paths(&self.directory()).unwrap_or_default();
-        found.iter().rev().filter(ends).filter_map(|path| read(path)).find(|i| i.about == about)
     }
 
     /// Changes the newest incident about this, or makes one. `change` gets the one that is there and returns what is to be
@@ -84,46 +90,66 @@ impl Shelf {
         about: &str,
         change: impl FnOnce(Option<Incident>) -> Option<Incident>,
     ) -> Result<Option<String>> {
-        self.make()?;
-        let _lock = lock(&self.directory());
-        let Some(mut incident) = change(self.about(about)) else { return Ok(None) };
+        let place = self.make()?;
+        let _lock = lock(&place.path);
+        let Some(mut incident) = change(place.about(about)) else { return Ok(None) };
         let new = incident.id.is_empty();
         if new {
             // The number of this process would not tell two of the same moment apart, for one incident has several.
             incident.id = format!("{}-{}", moment(incident.at), number(about));
         }
-        self.write(&incident)?;
+        place.write(self, &incident)?;
         if new {
-            prune(&self.directory(), MOST_FILES, MOST_BYTES)?;
+            prune(&place.path, MOST_FILES, MOST_BYTES)?;
         }
-        sync_directory(&self.directory())?;
+        sync_directory(&place.path)?;
         Ok(Some(incident.id))
     }
 
     /// Changes every incident that `change` returns something for.
     pub(super) fn change_all(&self, change: impl Fn(Incident) -> Option<Incident>) -> Result<u64> {
-        let place = self.directory();
-        if paths(&place)?.is_empty() {
+        let Some(place) = self.enter()? else { return Ok(0) };
+        if paths(&place.path)?.is_empty() {
             return Ok(0);
         }
-        let _lock = lock(&place);
+        let _lock = lock(&place.path);
         let mut changed = 0;
-        for incident in self.all()?.into_iter().filter_map(change) {
-            self.write(&incident)?;
+        for incident in paths(&place.path)?.iter().filter_map(|path| read(path)).filter_map(change) {
+            place.write(self, &incident)?;
             changed += 1;
         }
         if changed > 0 {
-            sync_directory(&place)?;
+            sync_directory(&place.path)?;
         }
         Ok(changed)
     }
+}
 
-    /// Puts a record in its place, whole and on the disk.
-    pub(super) fn write(&self, incident: &Incident) -> Result<()> {
-        let path = self.path(&incident.id);
-        let io = |e: std::io::Error| Error::io("write", &path, e);
+/// The directory for as long as something in it is changed.
+pub(super) struct Entered {
+    /// Leads into it, whatever becomes of its name.
+    path: PathBuf,
+    _held: Option<OwnedFd>,
+}
+
+impl Entered {
+    fn of(directory: OwnedFd) -> Entered {
+        Entered { path: secure::magic_path(directory.as_fd()), _held: Some(directory) }
+    }
+
+    /// The newest one about this.
+    fn about(&self, about: &str) -> Option<Incident> {
+        let end = format!("-{}{ENDING}", number(about));
+        let ends = |path: &&PathBuf| path.to_string_lossy().ends_with(&end);
+        let found = paths(&self.path).unwrap_or_default();
+        found.iter().rev().filter(ends).filter_map(|path| read(path)).find(|i| i.about == about)
+    }
+
+    /// Puts a record in its place, whole and on the disk. `shelf` has the name that an error gives it.
+    pub(super) fn write(&self, shelf: &Shelf, incident: &Incident) -> Result<()> {
+        let io = |e: std::io::Error| Error::io("write", &shelf.path(&incident.id), e);
         let text = serde_json::to_vec(incident).map_err(|e| io(e.into()))?;
-        files::replace(&path, &text).map_err(io)
+        files::replace(&self.path.join(format!("{}{ENDING}", incident.id)), &text).map_err(io)
     }
 }
 

@@ -147,7 +147,7 @@ impl Story {
         ));
         let restore = format!("statehouse restore {} {}", word(&rebuilt.to_string_lossy()), word(&self.database));
         let lost = (!account.lost.is_empty() || !account.complete).then(|| account.loss());
-        self.account = Some((lost, format!("Put what is left in the place of the database: {restore}")));
+        self.account = Some((lost, format!("Put what is left in the place of the database: `{restore}`")));
     }
 
     /// Writes what was told so far.
@@ -188,6 +188,8 @@ impl Story {
         };
         let (entries, evidence) = (std::mem::take(&mut self.entries), std::mem::take(&mut self.evidence));
         let done = std::mem::take(&mut self.done);
+        // Told once: who comes after this process knows more, and what this one knew would go over it.
+        let account = self.account.take();
         let saved = Shelf::Beside(family.clone()).change(&self.about, |before| {
             let mut incident =
                 before.unwrap_or_else(|| Incident::new(self.about.clone(), self.since, self.report.clone()));
@@ -198,7 +200,7 @@ impl Story {
                 let by = format!("PID {} ({}) {step}", process.pid, self.role);
                 incident.done = if incident.done.is_empty() { by } else { format!("{}; {by}", incident.done) };
             }
-            if let Some((lost, next)) = &self.account {
+            if let Some((lost, next)) = &account {
                 (incident.lost, incident.next) = (lost.clone(), next.clone());
             }
             let back_at = matches!(end, Some(End::Back)).then(now_us);
@@ -224,9 +226,12 @@ impl Story {
             }
             Some(incident)
         });
-        if saved.is_err() {
+        if saved.is_ok() {
+            // Another process may add to the account after this one.
+            self.account = None;
+        } else {
             // It is told with the next step.
-            (self.entries, self.evidence, self.done) = (entries, evidence, done);
+            (self.entries, self.evidence, self.done, self.account) = (entries, evidence, done, account);
         }
         saved.map(drop)
     }
@@ -243,7 +248,7 @@ fn going_on(family: &Family) -> Option<String> {
 fn settle(incident: &mut Incident, undecided: Option<&str>) {
     if let Some(id) = undecided {
         (incident.outcome, incident.closed_at) = (Outcome::Waits, None);
-        incident.next = format!("See what only the capture has: statehouse retired show {id}");
+        incident.next = format!("See what only the capture has: `statehouse retired show {id}`");
         return;
     }
     if incident.lost.is_some() || !incident.is_over() {
@@ -324,7 +329,7 @@ impl Subject {
                 subject.waits = waits;
                 if waits {
                     subject.next =
-                        "Stop every program that uses it, keep every file, and run: statehouse verify".to_owned();
+                        "Stop every program that uses it, keep every file, and run `statehouse verify`.".to_owned();
                 }
                 subject
             }

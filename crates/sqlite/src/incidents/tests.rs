@@ -2,7 +2,10 @@
 
 use super::shelf::{paths, prune};
 use super::*;
+use crate::error::Destruction;
+use crate::family::Member;
 use crate::files;
+use crate::reassemble::Account;
 
 fn family() -> (tempfile::TempDir, Family) {
     let directory = tempfile::tempdir().unwrap();
@@ -12,6 +15,10 @@ fn family() -> (tempfile::TempDir, Family) {
 
 fn shelf(family: &Family) -> Shelf {
     Shelf::Beside(family.clone())
+}
+
+fn put(family: &Family, incident: &Incident) {
+    shelf(family).make().unwrap().write(&shelf(family), incident).unwrap();
 }
 
 fn record(family: &Family, what: &str, outcome: Outcome) {
@@ -33,7 +40,7 @@ fn what_happens_again_within_a_minute_is_one_incident() {
     assert_eq!(told[1..], [(Kind::LocksLost, "byte 128", 1), (Kind::LocksHealed, "the shared range", 1)]);
     assert!(all[0].last_at >= all[0].at && all.is_sorted_by(|a, b| a.id < b.id));
     let long_ago = Incident { last_at: all[0].last_at - 120_000_000, ..all[0].clone() };
-    shelf(&family).write(&long_ago).unwrap();
+    put(&family, &long_ago);
     record(&family, "byte 128", Outcome::Healed);
     assert_eq!(list(&family).unwrap().len(), 4, "a minute later it is another one");
 }
@@ -55,12 +62,39 @@ fn a_healed_one_is_closed_at_once_and_a_fenced_one_when_the_process_goes_on() {
 }
 
 #[test]
+fn whoever_puts_a_link_in_the_place_of_the_directory_leads_nobody_elsewhere() {
+    let (directory, family) = family();
+    record(&family, "byte 128", Outcome::Fenced);
+    let victim = directory.path().join("victim");
+    std::fs::create_dir(&victim).unwrap();
+    std::fs::write(victim.join("old.json"), "{}").unwrap();
+    let (place, aside) = (shelf(&family).directory(), directory.path().join("aside"));
+    let swap = || {
+        std::fs::rename(&place, &aside).unwrap();
+        std::os::unix::fs::symlink(&victim, &place).unwrap();
+    };
+    let told = shelf(&family).change("another", |_| {
+        swap();
+        let mut other =
+            paths(&aside).unwrap().iter().filter_map(|p| files::read_to_string(p, 1 << 20).ok()).collect::<String>();
+        other = other.replace("byte 128", "another");
+        Some(Incident { id: String::new(), ..serde_json::from_str(&other).unwrap() })
+    });
+    let id = told.unwrap().unwrap();
+    let names: Vec<_> = std::fs::read_dir(&victim).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["old.json"], "nothing was written there");
+    assert!(aside.join(format!("{id}.json")).exists(), "it was written where it belongs");
+    assert!(super::record(&family, "gateway", "later".into(), Outcome::Fenced).is_err());
+    assert_eq!(shelf(&family).change_all(Some).unwrap(), 0);
+}
+
+#[test]
 fn an_incident_of_another_process_stays_open() {
     let (_directory, family) = family();
     record(&family, "byte 128", Outcome::Fenced);
     let mut other = list(&family).unwrap().pop().unwrap();
     (other.pid, other.id) = (1, "0000000000000001-1".into());
-    shelf(&family).write(&other).unwrap();
+    put(&family, &other);
     close_own(&family, "gateway").unwrap();
     assert_eq!(count_open(&family).unwrap(), 1);
 }
@@ -114,7 +148,7 @@ fn begin(family: &Family, generation: Generation) -> Story {
 fn joined_by(family: &Family, process: ProcessId) {
     let mut incident = list(family).unwrap().pop().unwrap();
     incident.affects(process, "scheduler", now_us(), None);
-    shelf(family).write(&incident).unwrap();
+    put(family, &incident);
 }
 
 /// A process that lives as long as the test.
@@ -142,7 +176,7 @@ fn a_retirement_is_closed_by_the_last_process_that_comes_back() {
     joined_by(&family, ProcessId { pid: init().pid, start_ticks: init().start_ticks });
     let mut incident = list(&family).unwrap().pop().unwrap();
     incident.affects(init(), "scheduler", 0, Some(now_us()));
-    shelf(&family).write(&incident).unwrap();
+    put(&family, &incident);
     begin(&family, generation(10)).back(&family).unwrap();
     let all = list(&family).unwrap();
     assert_eq!(all.len(), 1, "one generation is one incident");
@@ -178,7 +212,7 @@ fn what_one_that_was_killed_left_behind_is_closed_by_whoever_brings_it_back() {
     let mut incident = list(&family).unwrap().pop().unwrap();
     assert!(incident.is_open());
     incident.affected[0].process.start_ticks = 1;
-    shelf(&family).write(&incident).unwrap();
+    put(&family, &incident);
     merged(&family, "gateway", &generation(10), 5).unwrap();
     let told = &list(&family).unwrap()[0];
     assert!(!told.is_open() && told.done.contains("5 rows") && told.nothing_is_lost(), "{told:?}");
@@ -257,4 +291,31 @@ fn starts_that_are_refused_are_counted_until_one_succeeds() {
     assert_eq!(open, ["gateway"]);
     opened(&directory.path().join("nothing"), "up").unwrap();
     assert!(!directory.path().join("nothing").exists());
+}
+
+#[test]
+fn what_the_last_one_of_several_put_together_is_what_is_told_of_the_loss() {
+    let (_keep, family) = family();
+    let destruction = Destruction {
+        member: Member::Wal,
+        path: family.path(Member::Wal),
+        what: "cut off".into(),
+        frames: Some(9),
+        copied: Some(0),
+    };
+    let why = Error::Destroyed(Box::new(destruction));
+    let mut first = Story::begin(&family, "gateway", generation(1), &why, None);
+    let mut second = Story::begin(&family, "scheduler", generation(1), &why, None);
+    let rebuilt = Some(family.side_directory().join("rebuilt.captured"));
+    let half = Account { rebuilt, lost: vec!["frames 3 to 9".into()], complete: true, ..Account::default() };
+    first.put_together(&half, 1);
+    first.write(&family).unwrap();
+    second.put_together(&Account { lost: Vec::new(), ..half }, 1);
+    second.write(&family).unwrap();
+    first.tell("cannot open the database again yet".into());
+    first.write(&family).unwrap();
+    let all = list(&family).unwrap();
+    assert_eq!((all.len(), &all[0].lost), (1, &None), "{all:#?}");
+    first.back(&family).unwrap();
+    assert!(!list(&family).unwrap()[0].is_open());
 }

@@ -16,8 +16,8 @@ use crate::family::{Family, Member};
 use crate::image::{self, ImageError};
 use crate::options::Schema;
 use crate::salvage::{self, SalvageError};
-use crate::wal::ReadAt;
-use crate::{files, retired};
+use crate::wal::{self, ReadAt};
+use crate::{files, headers, retired, secure};
 
 /// The new file, and what it is called while it is made.
 const REBUILT: &str = "rebuilt.captured";
@@ -26,7 +26,9 @@ const OVERLAY: &str = "overlay.partial";
 const MAIN: &str = "main.partial";
 const OF_LOG: &str = "log.partial";
 const OF_TABLES: &str = "tables.partial";
-const MADE_ON_THE_WAY: [&str; 5] = [PARTIAL, OVERLAY, MAIN, OF_LOG, OF_TABLES];
+const EARLIER: &str = "earlier.partial";
+const OF_EARLIER: &str = "earlier-rows.partial";
+const MADE_ON_THE_WAY: [&str; 7] = [PARTIAL, OVERLAY, MAIN, OF_LOG, OF_TABLES, EARLIER, OF_EARLIER];
 /// Where the header of a main file says how it is written and read, and the value for a file without a log.
 const VERSIONS: (u64, [u8; 2]) = (18, [1, 1]);
 
@@ -46,7 +48,14 @@ fn member(what: &Destroyed<'_>, member: Member) -> Result<Option<File>> {
     if copy.exists() {
         return files::open(&copy).map(Some).map_err(|e| Error::io("read", &copy, e));
     }
-    retired::descriptor(what.family, member, what.generation.get(member))
+    let wanted = what.generation.get(member);
+    if let Some(open) = retired::descriptor(what.family, member, wanted)? {
+        return Ok(Some(open));
+    }
+    // The connections of this process are closed: it comes back to what it could not do before. A file is in place still.
+    let inspected = secure::inspect(what.family, secure::Purpose::Own)?;
+    let Some(seen) = inspected.get(member).filter(|seen| Some(seen.status.identity) == wanted) else { return Ok(None) };
+    headers::open(seen).map(|open| Some(open.into())).map_err(|e| Error::io("read", &what.family.path(member), e))
 }
 
 fn from_files(what: &Destroyed<'_>, schema: Option<&dyn Schema>) -> Result<Account> {
@@ -64,10 +73,13 @@ fn from_files(what: &Destroyed<'_>, schema: Option<&dyn Schema>) -> Result<Accou
         Some(Err(why)) => account.unusable.push(why),
         None => account.unusable.push("there is no snapshot".into()),
     }
+    // What was taken over from a removed log may have been in the destroyed one alone.
+    let unmerged = captures::unmerged(what.family).into_iter().map(|place| place.join(captures::IMAGE));
+    images.extend(unmerged.map(|image| (image, "what was captured of removed files")));
     let mut whole = sound_ones(images, &mut account);
     let mut rows = Vec::new();
-    if whole.first().is_none_or(|(path, _)| *path != overlay) {
-        // The files are no database together any more. The main file may be one by itself, if it is an older copy, and most of
+    if what.destruction.member == Member::Main || whole.first().is_none_or(|(path, _)| *path != overlay) {
+        // The files are no database together any more, or have less than they had. The main file may be one by itself, if it is an older copy, and most of
         // their pages are what they were.
         let main = path(MAIN);
         match overlaid(what, false, &main) {
@@ -88,7 +100,7 @@ fn from_files(what: &Destroyed<'_>, schema: Option<&dyn Schema>) -> Result<Accou
     // What only has rows has neither indexes nor constraints, so it serves as the base only where nobody knows a better one.
     let known_schema = schema.is_some();
     let mut sources = whole.into_iter().chain(rows.into_iter().filter(|_| known_schema)).peekable();
-    let is_base = |path: &Path| ![OF_LOG, OF_TABLES].iter().any(|name| path.ends_with(name));
+    let is_base = |path: &Path| ![OF_LOG, OF_TABLES, OF_EARLIER].iter().any(|name| path.ends_with(name));
     let base = sources.next_if(|(path, _)| is_base(path));
     if base.is_none() && sources.peek().is_none() {
         return Ok(account);
@@ -116,11 +128,17 @@ fn from_files(what: &Destroyed<'_>, schema: Option<&dyn Schema>) -> Result<Accou
     Ok(account)
 }
 
+/// Pages of two states can be trees and yet have rows that no index knows.
+fn fits_its_indexes(image: Connection) -> Result<Connection> {
+    let verdict: String = image.query_row("PRAGMA integrity_check(1)", [], |r| r.get(0))?;
+    if verdict == "ok" { Ok(image) } else { Err(Error::Damaged { detail: verdict }) }
+}
+
 /// Those of the images that SQLite finds whole, open.
 fn sound_ones(images: Vec<(PathBuf, &str)>, account: &mut Account) -> Vec<(PathBuf, Connection)> {
     let mut whole = Vec::new();
     for (path, name) in images {
-        match sound(&path) {
+        match sound(&path).and_then(fits_its_indexes) {
             Ok(image) => {
                 account.sources.push(name.to_owned());
                 whole.push((path, image));
@@ -145,6 +163,12 @@ fn rows_of(what: &Destroyed<'_>, account: &mut Account) -> Result<Vec<(PathBuf, 
     if let Some(log) = &log {
         let made = salvage::from_log(&main, log, &what.evidence.join(OF_LOG));
         take(OF_LOG, "rows of the log", made.map(drop));
+        let path = what.evidence.join(EARLIER);
+        let mut earlier = captures::create(&path)?;
+        if wal::earlier_round(log, &mut earlier).map_err(|e| Error::io("write", &path, e))? > 0 {
+            let made = salvage::from_log(&main, &earlier, &what.evidence.join(OF_EARLIER));
+            take(OF_EARLIER, "rows of the log before it was begun anew", made.map(drop));
+        }
     }
     let nothing = Vec::new();
     let log: &dyn ReadAt = log.as_ref().map_or(&nothing, |log| log);

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::json;
 use statehouse_dashboard::{Options, Probe, new_code};
@@ -30,6 +31,7 @@ pub(crate) fn run(context: &Context, port: &Port) -> Result {
     options.login_code = Some(login_code);
     let family = Family::of(&context.home.store())?;
     options.incidents = incidents::probe(family.clone());
+    options.snapshots = snapshots(family.clone(), config.snapshots.enabled.then_some(config.snapshots.every));
     options.close_incident =
         Arc::new(move |id| statehouse_ops::incidents::close(&family, id).map_err(|e| e.to_string()));
     let runtime = gateway::runtime()?;
@@ -41,6 +43,14 @@ pub(crate) fn run(context: &Context, port: &Port) -> Result {
     });
     store.close();
     served.map(|()| exit::OK)
+}
+
+/// How the store stands with its snapshots, where one is to be taken `every` so often.
+fn snapshots(family: Family, every: Option<Duration>) -> Probe {
+    Arc::new(move || {
+        let state = statehouse_ops::snapshots::state(&family, every);
+        state.ok().and_then(|state| serde_json::to_value(state).ok()).unwrap_or_default()
+    })
 }
 
 /// The document of `statehouse holders --json`.

@@ -13,6 +13,7 @@ use rusqlite::Connection;
 use tempfile::TempDir;
 
 use super::*;
+use crate::snapshots::Wish;
 
 /// A database, and a file that grew from the same one.
 struct Two {
@@ -52,7 +53,7 @@ impl Two {
 
     fn try_merge(&self) -> Result<Merged> {
         let scratch = self.directory.path();
-        let evidence = || keep(&self.live(), scratch, Duration::from_secs(5));
+        let evidence = || keep(&self.live(), &Wish::because("before-merge"), &|_| {});
         with(scratch, |asked| merge(&self.live(), &self.id(), &evidence, asked))
     }
 

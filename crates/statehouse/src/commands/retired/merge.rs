@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use statehouse_ops::maintenance::look;
 use statehouse_ops::retired::{self, Asked, Evidence, Kind, Merged, Shown, TableShown};
+use statehouse_ops::snapshots::Wish;
 use statehouse_sqlite::Event;
 
 use crate::args::{RetiredMerge, RetiredShow};
@@ -29,8 +30,9 @@ pub(crate) fn show(context: &Context, args: &RetiredShow) -> Result {
 pub(crate) fn merge(context: &Context, args: &RetiredMerge) -> Result {
     let path = database(context, args.target.path.as_deref())?;
     let bar = Bar::new();
-    let scratch = std::env::temp_dir();
-    let evidence = || retired::keep(&path, &scratch, context.patience);
+    let config = context.home.config()?.snapshots;
+    let wish = Wish { patience: context.patience, keep: config.keep(), ..Wish::because("before-merge") };
+    let evidence = || retired::keep(&path, &wish, &|progress| bar.told(progress));
     let merged = match (&args.into, args.dry_run) {
         (Some(into), _) => {
             let into = std::path::absolute(into).unwrap_or_else(|_| into.clone());
@@ -52,11 +54,7 @@ fn database(context: &Context, path: Option<&Path>) -> Result<PathBuf> {
 }
 
 fn with<T>(context: &Context, bar: &Bar, work: impl FnOnce(&Asked<'_>) -> retired::Result<T>) -> retired::Result<T> {
-    work(&Asked {
-        scratch: &std::env::temp_dir(),
-        patience: context.patience,
-        watch: &|progress| bar.told(progress),
-    })
+    work(&Asked { scratch: &std::env::temp_dir(), patience: context.patience, watch: &|progress| bar.told(progress) })
 }
 
 /// A store of ours knows by itself what its rows mean: opening it takes over what its captures hold.
