@@ -1,7 +1,7 @@
 //! What must be so after each round: every row that was acknowledged is there, once; every service uses what the paths name;
 //! the whole house answers; and what happened is an incident.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use statehouse_testkit::kernel::{FileId, Standing};
 use statehouse_testkit::visitor::shell_once;
 use statehouse_testkit::{Home, until, until_some};
 
+use super::deeds::Deed;
 use super::traffic::Traffic;
 use crate::house::{Client, PATIENCE, Up, answer};
 
@@ -150,4 +151,36 @@ pub(crate) fn incidents(home: &Home) -> Vec<Value> {
 /// When something happened last by the word of the incidents, in microseconds since 1970. Not their number: old ones are removed.
 pub(crate) fn last_incident(home: &Home) -> u64 {
     incidents(home).iter().filter_map(|i| i["last_at"].as_u64()).max().unwrap_or(0)
+}
+
+/// The names of the incidents that lie there.
+pub(crate) fn named_incidents(home: &Home) -> HashSet<String> {
+    incidents(home).iter().filter_map(|i| i["id"].as_str().map(str::to_owned)).collect()
+}
+
+/// A deed that took files away is one incident since `before`, which says what it was, and is closed without a person.
+pub(crate) fn the_deed_is_one_closed_incident(home: &Home, before: &HashSet<String>, deed: Deed) {
+    let (kinds, word): (&[&str], &str) = match deed {
+        Deed::Remove(members) => {
+            let word = match members {
+                [""] | ["", ..] => "main file",
+                ["-shm"] => "shared index",
+                _ => "log",
+            };
+            (&["retired_generation"], word)
+        }
+        Deed::MoveAway => (&["retired_generation"], "main file"),
+        Deed::OlderOver | Deed::PresentOver => (&["replaced_file"], "main file"),
+        Deed::ForeignOver => (&["replaced_file", "retired_generation"], "main file"),
+        Deed::Unlock => return,
+    };
+    let new = until_some(&format!("what {deed:?} has done is told to its end"), PATIENCE, || {
+        let new: Vec<Value> =
+            incidents(home).into_iter().filter(|i| i["id"].as_str().is_some_and(|id| !before.contains(id))).collect();
+        (!new.is_empty() && new.iter().all(|i| !i["closed_at"].is_null())).then_some(new)
+    });
+    let [incident] = &new[..] else { panic!("{deed:?} is not one incident: {new:#?}") };
+    let (kind, what) = (incident["kind"].as_str().unwrap_or_default(), incident["what"].as_str().unwrap_or_default());
+    assert!(kinds.contains(&kind) && what.contains(word), "{deed:?} is told as {kind}: {what}");
+    assert!(incident["lost"].is_null(), "{deed:?}: {incident:#}");
 }

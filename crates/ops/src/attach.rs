@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, FileControl, OpenFlags};
+use statehouse_sqlite::holders::{Report, Verdict};
 use statehouse_sqlite::image::{self, ImageError};
 use statehouse_sqlite::secure::Inspected;
 use statehouse_sqlite::{Error, Family, Member, Reason, Result, files, immutable, protect, uri};
@@ -40,6 +41,12 @@ impl std::ops::Deref for Attached {
     fn deref(&self) -> &Connection {
         &self.connection
     }
+}
+
+/// True if somebody uses the database in such a way that one more may join. Beside a process that uses deleted files, or has lost
+/// its locks, an ordinary attachment would begin a second generation, so the files are read instead.
+pub(crate) fn may_join(report: &Report) -> bool {
+    report.verdict != Verdict::Quiet && !report.holders.iter().any(|h| h.ghost || h.naked)
 }
 
 /// Attaches to a database for reading. `held` says whether another process has it open; `scratch` is a directory for a

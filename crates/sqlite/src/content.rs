@@ -66,6 +66,14 @@ impl Content {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).index
     }
 
+    /// Takes note of a commit that this process has made. `before` was read in its transaction.
+    pub(crate) fn committed(&self, before: Option<Index>, after: Option<Index>) {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(before), Some(after), Some(base)) = (before, after, seen.base.as_mut()) {
+            base.goes_on_in(&before, &after);
+        }
+    }
+
     /// The index as the last look found it.
     pub(crate) fn index_mark(&self) -> IndexMark {
         IndexMark(self.0.lock().unwrap_or_else(PoisonError::into_inner).whole)

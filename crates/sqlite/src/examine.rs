@@ -14,20 +14,28 @@
 //! **The main file** is written by checkpoints only. A checkpoint holds a lock, says in the index how far it will go before its
 //! first write (`nBackfillAttempted`) and how far it is after its last (`nBackfill`). While the index says that nobody
 //! checkpointed, and nobody holds that lock, the time of the last change stays as it is, and so does the content. Of it the
-//! header is remembered, and the sum of what lies at both ends of the file (all of a small one). When the time has changed,
-//! a shorter file, another header or another sum is proof; a change of mode, owner or links is none, and harmless; and
+//! header is remembered, and the sums of some pages (`known.rs`; all of a small file). When the time has changed,
+//! a shorter file, another header or another page is proof; a change of mode, owner or links is none, and harmless; and
 //! whatever else wrote into it is in doubt ([`Finding::Doubt`]): the handle stops, proves the whole content, and goes on or
-//! not. Whatever a checkpoint writes, the file begins as a database of this page size, and the page that was copied last is
-//! what the log has.
+//! not. What a checkpoint has made of it is told by the log: each page of the frames that were copied is what the log has, each
+//! other one what it was. Our own processes look before and after each checkpoint that they make, and a commit that begins the
+//! log anew is known to whoever made it. So a write of anybody beside a checkpoint is found by the process that made the
+//! checkpoint, whatever the others have learned meanwhile; and where it is found, the mark tells all (`destroyed.rs`).
 //!
 //! What this cannot see:
-//! * a stranger's write between the same two looks as a checkpoint, if what is there then passes for what a checkpoint leaves;
-//! * an older copy of a large database that has the same header and differs in its middle only;
+//! * a write between the same two looks as a checkpoint *and* a new beginning of the log by others (the log no longer tells
+//!   what was copied), or as a checkpoint of more frames than are read (`known.rs`), if what is there then has the header of
+//!   this database and the page that was copied last;
+//! * an older copy of a large database between the same two looks as a checkpoint, that has the same header, the same sums of the
+//!   remembered pages and every page that was copied;
 //! * garbage in the middle of the log, or in the index behind its head, until SQLite stumbles over it;
 //! * a log that was cut off and that a stranger has written beyond its end since, both between two looks;
 //! * while a checkpoint was broken off and nobody has ended it, and before the first one after an index was rebuilt: an older
 //!   copy of the same database with the same header;
 //! * any change in the moment between the last look and the write of a commit. Then the commit is not acknowledged.
+//!
+//! What is not seen is not lost in silence for that: until the main file has a commit the process that made it remembers
+//! what it wrote (`remembered.rs`), and the looks that follow are made at what is there then.
 //!
 //! A full proof would read all of it, and so does `statehouse verify`.
 
@@ -36,20 +44,16 @@ use std::time::Duration;
 
 use crate::error::{Destruction, Error};
 use crate::family::{Family, Generation, Member, Status};
-use crate::headers::{MAIN_HEADER_BYTES, MainHeader};
-use crate::index::{Checkpoint, Index, REGION_BYTES};
-use crate::locks::{self, OpenFile};
-use crate::ofd::WAL_CHECKPOINT;
-use crate::wal::{FRAME_HEADER_BYTES, Frames, HEADER_BYTES, Header, ReadAt, frame_offset, word};
+use crate::index::{Index, REGION_BYTES};
+use crate::known::Known;
+use crate::locks::OpenFile;
+use crate::wal::{HEADER_BYTES, Header, ReadAt};
 
 /// How often what looks wrong is looked at again before it is believed.
 const LOOKS: usize = 2;
 
 /// The pause before each.
 pub(crate) const PAUSE: Duration = Duration::from_millis(1);
-
-/// How much of each end of the main file is remembered by its sum.
-const END_BYTES: u64 = 32 * 1024;
 
 /// How often a look that others interfered with is made anew.
 pub(crate) const TRIES: usize = 100;
@@ -92,29 +96,15 @@ impl Look {
 /// What changes with every write, and with nothing else that matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stamp {
-    size: u64,
-    modified_ns: i64,
-    changed_ns: i64,
+    pub(crate) size: u64,
+    pub(crate) modified_ns: i64,
+    pub(crate) changed_ns: i64,
 }
 
 impl Stamp {
-    fn of(status: &Status) -> Stamp {
+    pub(crate) fn of(status: &Status) -> Stamp {
         Stamp { size: status.size, modified_ns: status.modified_ns, changed_ns: status.changed_ns }
     }
-}
-
-/// What is known of the main file.
-#[derive(Debug)]
-struct Known {
-    stamp: Stamp,
-    checkpoint: Checkpoint,
-    /// No checkpoint was on its way or broken off.
-    settled: bool,
-    /// Nobody held the lock of a checkpoint.
-    unlocked: bool,
-    header: [u8; MAIN_HEADER_BYTES],
-    /// The sum of both ends of the file.
-    sum: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -124,7 +114,10 @@ pub(crate) struct Seen {
     pub(crate) index: Option<Index>,
     /// The index file when it was found whole.
     pub(crate) whole: Option<Stamp>,
-    main: Option<Known>,
+    /// The main file when it was looked at last.
+    pub(crate) main: Option<Known>,
+    /// The main file when it was last known for certain, with no checkpoint on its way.
+    pub(crate) base: Option<Known>,
 }
 
 pub(crate) struct Examiner<'a> {
@@ -160,7 +153,7 @@ impl Examiner<'_> {
         let Some(index) = look.index else { return true };
         seen.index = Some(index);
         match &seen.main {
-            Some(known) if known.stamp == Stamp::of(&look.main) && known.checkpoint == index.checkpoint() => true,
+            Some(known) if known.still_is(&Stamp::of(&look.main), &index) => true,
             _ => self.main(seen).is_none(),
         }
     }
@@ -200,10 +193,7 @@ impl Examiner<'_> {
         let [main, wal, _] = self.family.statuses().ok()?;
         let (main, wal) = (main?, wal?);
         let named = (Some(main.identity), Some(wal.identity)) == (self.generation.main, self.generation.wal);
-        let untouched = seen
-            .main
-            .as_ref()
-            .is_some_and(|known| known.stamp == Stamp::of(&main) && known.checkpoint == index.checkpoint());
+        let untouched = seen.main.as_ref().is_some_and(|known| known.is_as_last_seen(&Stamp::of(&main), &index));
         let mut header = [0; HEADER_BYTES as usize];
         let whole = wal.size >= index.log_bytes()
             && self.file(Member::Wal)?.fill_at(&mut header, 0).ok()?
@@ -284,125 +274,6 @@ impl Examiner<'_> {
             _ => None,
         }
     }
-
-    /// Looks at the main file after its time, or the checkpoint, has changed.
-    fn main(&self, seen: &mut Seen) -> Option<Finding> {
-        let found = |what: String| Some(Finding::Destroyed(Member::Main, what));
-        let file = self.file(Member::Main)?;
-        let index = self.index()?;
-        let unlocked = !self.checkpointing();
-        let status = Status::of(&self.family.main()).ok()??;
-        if status.identity != file.0 {
-            return None;
-        }
-        let mut header = [0; MAIN_HEADER_BYTES];
-        let whole = file.fill_at(&mut header, 0).ok()?;
-        let own_size = index.page_size != 0;
-        if !whole || MainHeader::parse(&header).is_none_or(|h| own_size && h.page_size != index.page_size) {
-            return found("overwritten by another program: it does not begin as this database does".into());
-        }
-        let stamp = Stamp::of(&status);
-        let settled = unlocked && index.quiet().is_some();
-        let sum = if settled { sum_of_ends(&file, stamp.size) } else { None };
-        // Nobody has checkpointed up to here, if not up to the end.
-        let still = self.index().is_some_and(|i| i.checkpoint() == index.checkpoint());
-        if !still {
-            seen.main = None;
-            return None;
-        }
-        match &mut seen.main {
-            Some(k) if k.checkpoint == index.checkpoint() && k.unlocked && unlocked && !self.checkpointing() => {
-                if k.settled {
-                    if stamp.size < k.stamp.size {
-                        return found(format!(
-                            "cut off by another program to {} bytes from {}",
-                            stamp.size, k.stamp.size
-                        ));
-                    }
-                    if header != k.header || (sum != k.sum && sum.is_some() && k.sum.is_some()) {
-                        return found("overwritten by another program".into());
-                    }
-                    if (stamp.size, stamp.modified_ns) != (k.stamp.size, k.stamp.modified_ns) {
-                        return Some(Finding::Doubt);
-                    }
-                    // Mode, owner or links have changed.
-                    k.stamp = stamp;
-                    return None;
-                }
-                // A checkpoint that broke off again has written page 1 from the log or not at all.
-                if header != k.header && !self.log_has_header(&header, &index)? {
-                    return found("overwritten by another program".into());
-                }
-                k.stamp = stamp;
-                k.header = header;
-                None
-            }
-            _ => self.learn(
-                seen,
-                &index,
-                Known { stamp, checkpoint: index.checkpoint(), settled, unlocked, header, sum },
-            ),
-        }
-    }
-
-    /// Takes what is there for what a checkpoint has left, if the log does not say otherwise.
-    fn learn(&self, seen: &mut Seen, index: &Index, known: Known) -> Option<Finding> {
-        let copied = !known.settled || self.has_last_copied(index);
-        if self.index().is_none_or(|i| i.checkpoint() != index.checkpoint()) {
-            seen.main = None;
-            return None;
-        }
-        if !copied {
-            let what = "overwritten by another program: the page that was copied into it last is not there".into();
-            return Some(Finding::Destroyed(Member::Main, what));
-        }
-        seen.main = Some(known);
-        None
-    }
-
-    /// False if the main file proves not to have what was copied into it last.
-    fn has_last_copied(&self, index: &Index) -> bool {
-        let (Some(main), Some(log)) = (self.file(Member::Main), self.file(Member::Wal)) else { return true };
-        // With later frames there may be one of the same page; then the earlier one was left out.
-        if index.copied == 0 || index.copied != index.frames {
-            return true;
-        }
-        let size = index.page_size;
-        let mut bytes = vec![0; FRAME_HEADER_BYTES as usize + size as usize];
-        let read = log.fill_at(&mut bytes, frame_offset(size, u64::from(index.copied) - 1)).unwrap_or(false);
-        let number = word(&bytes, 0);
-        if !read || bytes[8..16] != index.salts || number == 0 || number > index.pages {
-            return true;
-        }
-        hash(&main, number, size).is_none_or(|h| h == hash_of(&bytes[FRAME_HEADER_BYTES as usize..]))
-    }
-
-    /// True if somebody holds the lock of a checkpoint, or that cannot be found out.
-    fn checkpointing(&self) -> bool {
-        let start = WAL_CHECKPOINT.start;
-        self.generation.shm.is_none_or(|shm| locks::locked_by_anybody(shm, start, start + WAL_CHECKPOINT.length))
-    }
-
-    /// True if the log carries a page 1 that begins like this; `None` if it was begun anew meanwhile.
-    fn log_has_header(&self, wanted: &[u8; MAIN_HEADER_BYTES], index: &Index) -> Option<bool> {
-        let log = self.file(Member::Wal)?;
-        let mut frames = Frames::new(&log, Header::read(&log).ok()??);
-        let mut has = false;
-        while let Some(frame) = frames.next().ok()? {
-            has |= frame.page == 1 && frames.page()[..MAIN_HEADER_BYTES] == *wanted;
-        }
-        (self.index()?.salts == index.salts).then_some(has)
-    }
-}
-
-/// A sum of the first and the last part of a file; `None` if it cannot be read.
-fn sum_of_ends(file: &OpenFile, size: u64) -> Option<u64> {
-    let first = size.min(END_BYTES);
-    let last = (size - first).min(END_BYTES);
-    let mut bytes = vec![0; usize::try_from(first + last).ok()?];
-    let (start, end) = bytes.split_at_mut(usize::try_from(first).ok()?);
-    let read = file.fill_at(start, 0).ok()? && file.fill_at(end, size - last).ok()?;
-    read.then(|| hash_of(&bytes))
 }
 
 pub(crate) fn hash(main: &OpenFile, number: u32, size: u32) -> Option<u64> {

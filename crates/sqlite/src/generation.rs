@@ -102,6 +102,11 @@ impl Record {
         self.generation.shm.and_then(|shm| Index::read(&OpenFile(shm)).ok()?)
     }
 
+    /// Takes note of a commit that this process has made: what the index said in its transaction, and after it.
+    pub(crate) fn committed(&self, before: Option<Index>, after: Option<Index>) {
+        self.content.committed(before, after);
+    }
+
     /// Which making of the index this process has used.
     pub(crate) fn making(&self) -> Option<u32> {
         self.seen().map(|index| index.making)

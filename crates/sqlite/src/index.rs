@@ -61,9 +61,9 @@ pub(crate) const MAKING_AT: u64 = 132;
 /// The part of an index that a checkpoint, and nothing else, moves while it writes into the main file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Checkpoint {
-    salts: [u8; 8],
-    copied: u32,
-    attempted: u32,
+    pub(crate) salts: [u8; 8],
+    pub(crate) copied: u32,
+    pub(crate) attempted: u32,
 }
 
 impl Index {

@@ -67,6 +67,8 @@ mod index;
 #[cfg(target_os = "linux")]
 mod keeper;
 #[cfg(target_os = "linux")]
+mod known;
+#[cfg(target_os = "linux")]
 pub mod locks;
 #[cfg(target_os = "linux")]
 pub mod members;

@@ -95,8 +95,7 @@ pub(crate) fn prove(family: &Family, generation: &Generation, connection: &Conne
     match wrong {
         None => Ok(()),
         Some((member, what)) => {
-            let mut seen = Seen::default();
-            seen.index = examiner.index();
+            let seen = Seen { index: examiner.index(), ..Seen::default() };
             Err(examiner.destroyed(&seen, member, what))
         }
     }

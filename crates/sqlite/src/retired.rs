@@ -18,6 +18,7 @@ use crate::captures::{
 use crate::error::{Error, Result};
 use crate::family::{Family, Generation, Identity, Member};
 use crate::image::{self, ImageError};
+use crate::index::Index;
 use crate::locks;
 use crate::wal::{self, ReadAt};
 
@@ -67,16 +68,24 @@ pub(crate) fn capture_kept(
     generation: Generation,
     lost: &[Member],
     kept: &Kept,
+    seen: Option<Index>,
     late: bool,
 ) -> Result<()> {
-    write(&Source { family, generation, lost, main: &kept.main, log: &kept.log }, late)
+    write(&Source { family, generation, lost, main: &kept.main, log: &kept.log, upto: None }, seen, late)
 }
 
 /// Captures what this process had open when its generation was retired. `reader` must be a connection of that generation;
 /// it is kept inside a read transaction meanwhile, so that nobody of that generation restarts the log or checkpoints past it.
 ///
-/// Does nothing when the log is still the one that the path names: then nothing is lost with the generation.
-pub(crate) fn capture(family: &Family, generation: Generation, lost: &[Member], reader: &Connection) -> Result<()> {
+/// Does nothing when the log is still the one that the path names: then nothing is lost with the generation. `seen` is what the
+/// index said when a look of this process last found everything in its place.
+pub(crate) fn capture(
+    family: &Family,
+    generation: Generation,
+    lost: &[Member],
+    reader: &Connection,
+    seen: Option<Index>,
+) -> Result<()> {
     if !lost.contains(&Member::Wal) && !lost.contains(&Member::Main) {
         return Ok(());
     }
@@ -87,7 +96,7 @@ pub(crate) fn capture(family: &Family, generation: Generation, lost: &[Member], 
     };
     // A connection that cannot even begin to read is no reason to leave the bytes behind.
     let pinned = reader.execute_batch("BEGIN; SELECT count(*) FROM sqlite_schema;").is_ok();
-    let made = write(&Source { family, generation, lost, main: &main, log: &log }, false);
+    let made = write(&Source { family, generation, lost, main: &main, log: &log, upto: None }, seen, false);
     if pinned {
         let _ = reader.execute_batch("ROLLBACK");
     }
@@ -183,9 +192,15 @@ struct Source<'a> {
     lost: &'a [Member],
     main: &'a File,
     log: &'a File,
+    /// How many frames of the log belong to it; all if it is not said.
+    upto: Option<u32>,
 }
 
-fn write(source: &Source<'_>, late: bool) -> Result<()> {
+/// Captures the log to its end, and before that, where the main file was replaced, as of the last look that found it in its
+/// place. Whoever opened the path since then has paired the old log with the new main file by their names, and what he committed was
+/// made from that mixture: laid over the old main file it may take away what was there. What this process has acknowledged is in
+/// the first of the two; and what came after it by a connection that had the old main file, in the second. Both are merged.
+fn write(source: &Source<'_>, seen: Option<Index>, late: bool) -> Result<()> {
     let Source { family, generation, lost, log, .. } = *source;
     let identity = generation.wal.unwrap_or(Identity { device: 0, inode: 0, born_ns: None });
     let Some(commit) = wal::last_commit(log).map_err(|e| Error::io("read", &family.path(Member::Wal), e))? else {
@@ -197,15 +212,19 @@ fn write(source: &Source<'_>, late: bool) -> Result<()> {
         return write_as(source, &id, late);
     };
     // One name for one state of one log: a second process of ours that had the same generation need not copy it again.
-    let id = format!(
-        "{:x}-{:x}-{:08x}{:08x}-{}",
-        identity.inode,
-        identity.born_ns.unwrap_or(0),
-        commit.salts[0],
-        commit.salts[1],
-        commit.frames
-    );
-    write_as(source, &id, late)
+    let id = |frames: u64| {
+        let (inode, born) = (identity.inode, identity.born_ns.unwrap_or(0));
+        format!("{inode:x}-{born:x}-{:08x}{:08x}-{frames}", commit.salts[0], commit.salts[1])
+    };
+    let salts = [commit.salts[0].to_be_bytes(), commit.salts[1].to_be_bytes()].concat();
+    if let Some(seen) = seen.filter(|_| lost.contains(&Member::Main)) {
+        // A log that was begun anew since was in the main file up to there.
+        let upto = if seen.salts[..] == salts[..] { seen.frames } else { 0 };
+        if u64::from(upto) < commit.frames {
+            write_as(&Source { upto: Some(upto), ..*source }, &id(upto.into()), late)?;
+        }
+    }
+    write_as(source, &id(commit.frames), late)
 }
 
 fn write_as(source: &Source<'_>, id: &str, late: bool) -> Result<()> {
@@ -241,9 +260,15 @@ fn write_as(source: &Source<'_>, id: &str, late: bool) -> Result<()> {
 }
 
 fn copy(source: &Source<'_>, to: &Path) -> Result<()> {
-    let Source { family, generation, lost, main, log } = *source;
+    let Source { family, generation, lost, main, log, upto } = *source;
     // From the copy, not from the log: a ghost may go on writing into that.
     let copy = copy_log(family, log, to)?;
+    if let Some(frames) = upto {
+        let io = |e| Error::io("write", &to.join(LOG), e);
+        let header = wal::Header::read(&copy).map_err(io)?.filter(|_| frames > 0);
+        let bytes = header.map_or(0, |header| header.frame_offset(frames.into()));
+        copy.set_len(bytes).and_then(|()| copy.sync_all()).map_err(io)?;
+    }
     let mut output = create(&to.join(IMAGE))?;
     let made = match image::overlay(main, &copy, &mut output) {
         Ok(image) => image,

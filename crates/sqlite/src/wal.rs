@@ -164,7 +164,7 @@ impl Header {
         Ok(if wal.fill_at(&mut bytes, 0)? { Header::parse(&bytes) } else { None })
     }
 
-    fn frame_offset(&self, index: u64) -> u64 {
+    pub(crate) fn frame_offset(&self, index: u64) -> u64 {
         frame_offset(self.page_size, index)
     }
 }

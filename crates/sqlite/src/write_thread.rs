@@ -37,6 +37,10 @@ const READS_END: Duration = Duration::from_millis(600);
 /// notices nothing, and shall not keep the others for ever.
 const CONSIDERATE: Duration = Duration::from_secs(2);
 
+/// The first pause before opening again is tried once more; each further one is twice as long, up to [`RETRY`]. What is in the
+/// way is most often another process of ours that notices the same a moment later.
+const FIRST_PAUSE: Duration = Duration::from_millis(30);
+
 /// How long a handle that is closed goes on trying to put removed files back before it keeps what it can. A supervisor does
 /// not wait for ever.
 const RESCUE: Duration = Duration::from_secs(4);
@@ -130,10 +134,10 @@ fn rescue(shared: &Shared, held: &mut Held) {
 /// What is left to try before the descriptors are closed, and the truth about it.
 fn last_resort(shared: &Shared, held: &mut Held, why: Error) {
     let (family, generation) = (&shared.family, held.record.generation());
-    let lost = held.record.lost();
+    let (lost, seen) = (held.record.lost(), held.record.seen());
     let capture = || match (&held.connection, &held.kept) {
-        (Some(connection), _) if !held.captured => retired::capture(family, generation, &lost, connection),
-        (_, Some(kept)) => retired::capture_kept(family, generation, &lost, kept, true),
+        (Some(connection), _) if !held.captured => retired::capture(family, generation, &lost, connection, seen),
+        (_, Some(kept)) => retired::capture_kept(family, generation, &lost, kept, seen, true),
         _ => Ok(()),
     };
     let kept = side::make_again(family).and_then(|_| recovery::exclusive(family, LAST_WAIT)).and_then(|_lock| {
@@ -160,6 +164,7 @@ fn last_resort(shared: &Shared, held: &mut Held, why: Error) {
 /// Tries until the handle goes on; false when it is to be closed before that.
 fn reopen(shared: &Shared, held: &mut Held) -> bool {
     let mut told_of = None;
+    let mut pause = FIRST_PAUSE;
     loop {
         let recovered = recover(shared, held);
         if recovered.is_err() {
@@ -191,7 +196,8 @@ fn reopen(shared: &Shared, held: &mut Held) -> bool {
                     shared.options.tell(&Event::NotReopened { cause: cause.clone() });
                     told_of = Some(cause);
                 }
-                shared.queue.pause(RETRY);
+                shared.queue.pause(pause);
+                pause = RETRY.min(pause * 2);
             }
         }
     }
@@ -365,7 +371,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     if let Some(connection) = &held.connection
         && !held.captured
     {
-        retired::capture(family, held.record.generation(), &lost, connection)?;
+        retired::capture(family, held.record.generation(), &lost, connection, held.record.seen())?;
         held.kept = retired::keep(family, held.record.generation())?;
         held.captured = true;
         if let Some(story) = &mut held.story {
@@ -376,7 +382,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     }
     if let Some(kept) = held.kept.as_ref().filter(|_| lost.contains(&Member::Main)) {
         // The main file may have been removed after the log, and the capture too; else this does nothing.
-        retired::capture_kept(family, held.record.generation(), &lost, kept, !considerate)?;
+        retired::capture_kept(family, held.record.generation(), &lost, kept, held.record.seen(), !considerate)?;
     }
     close_readers(shared)?;
     held.unflushed |= held.connection.take().is_some_and(|c| c.owes());
@@ -418,7 +424,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         // More may have been removed than when this process looked, or the capture itself; then it is made once more, and else
         // this does nothing. The new connection stays open: what was merged into its log is in no other place.
         side::make_again(family)?;
-        retired::capture_kept(family, before, &before.differences(&now), kept, false)?;
+        retired::capture_kept(family, before, &before.differences(&now), kept, held.record.seen(), false)?;
         putback::settle(family)?;
         putback::succeed(family)?;
         opening::merge(&opened.record, &shared.options, &opened.connection)?;

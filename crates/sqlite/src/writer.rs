@@ -282,7 +282,10 @@ pub(crate) fn commit(writing: &Writing<'_>, batch: &mut Vec<Queued>) -> Result<O
         let _ = connection.execute_batch("ROLLBACK");
     }
     let last = u32::try_from(writing.signals.made.load(Ordering::Relaxed)).unwrap_or(0);
-    done.map(|()| Span::of_commit(before, record.index(), last))
+    done?;
+    let after = record.index();
+    record.committed(before, after);
+    Ok(Span::of_commit(before, after, last))
 }
 
 /// Makes the commit durable and answers those who wait for it, if the paths still name the generation that it went to;

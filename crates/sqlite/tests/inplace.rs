@@ -70,24 +70,24 @@ fn overwrite(file: &Path, bytes: &[u8], at: u64) {
 }
 
 #[derive(Debug, Clone)]
-struct Files {
-    path: PathBuf,
+pub(crate) struct Files {
+    pub(crate) path: PathBuf,
     /// A database of somebody else's.
     foreign: PathBuf,
     /// The main file as it was before half of the rows.
-    older: PathBuf,
+    pub(crate) older: PathBuf,
 }
 
 /// A store with rows in the main file and rows that are only in the log.
-struct Scene {
+pub(crate) struct Scene {
     _directory: TestDir,
-    files: Files,
-    holder: Holder,
-    acknowledged: u32,
+    pub(crate) files: Files,
+    pub(crate) holder: Holder,
+    pub(crate) acknowledged: u32,
 }
 
 impl Scene {
-    fn new() -> Scene {
+    pub(crate) fn new() -> Scene {
         let directory = TestDir::new();
         let path = directory.join("s.db");
         let (foreign, older) = (directory.join("foreign"), directory.join("older"));
@@ -147,7 +147,7 @@ impl Scene {
     }
 }
 
-fn checkpoint(path: &Path, mode: &str) {
+pub(crate) fn checkpoint(path: &Path, mode: &str) {
     visitor(path, &format!("PRAGMA busy_timeout=5000; PRAGMA wal_checkpoint({mode})"));
 }
 

@@ -88,8 +88,8 @@ fn a_log_can_be_stopped_at_each_of_its_transactions() {
                     connection.execute("INSERT INTO m(b) VALUES(randomblob(?1))", [random.below(9000) as i64]).unwrap();
                 }
             }
-            let there = last_commit(&files(&path).1).unwrap().unwrap();
             // A step of the vacuum is a transaction of its own, and what found nothing to do is none.
+            let Some(there) = last_commit(&files(&path).1).unwrap() else { continue };
             states.resize(there.transactions as usize, (Vec::new(), u64::MAX));
             if states.len() as u64 == there.transactions {
                 states.push((rows(&connection), there.frames));

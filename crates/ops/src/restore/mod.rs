@@ -34,6 +34,7 @@ use serde::Serialize;
 use statehouse_sessions::{OpenMode, SqliteStore, Store as _};
 use statehouse_sqlite::admission::{self, Admission, Vacant, Wanted};
 use statehouse_sqlite::incidents::{self, Kind, Outcome, Report};
+use statehouse_sqlite::shell::word;
 use statehouse_sqlite::{Error as DatabaseError, Family, Reason, capture};
 
 use crate::maintenance::{self, ms};
@@ -227,8 +228,9 @@ fn report(family: &Family, done: &Restored) {
         Some(id) => format!("the state before it is the snapshot {id}"),
         None => format!("the files before it are in {}", b.path),
     });
-    let next =
-        before.and_then(|b| b.id.as_ref()).map(|id| format!("to go back: statehouse restore {id} {}", done.path));
+    let next = before
+        .and_then(|b| b.id.as_ref())
+        .map(|id| format!("To go back: `statehouse restore {id} {}`", word(&done.path)));
     let report = Report {
         kind: Kind::Restored,
         role: "restore".to_owned(),

@@ -51,7 +51,7 @@ pub fn plan(asked: &Asked<'_>) -> Result<Planned> {
     let source = Source::verified(found, asked.scratch, asked.wanted.patience, asked.watch)?;
     let live = present.can_be_live(&source);
     let forecast = present.forecast(live)?;
-    let held = forecast.report.holders.iter().any(|h| !h.is_self && !h.files.is_empty());
+    let held = attach::may_join(&forecast.report);
     let mut notes = source.notes.clone();
     let tables = match &present {
         Present::Beyond { why, .. } => {

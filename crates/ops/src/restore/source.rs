@@ -9,7 +9,6 @@ use std::time::Duration;
 use rusqlite::Connection;
 use statehouse_sessions::sqlite::{APPLICATION_ID, SessionsSchema};
 use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
-use statehouse_sqlite::holders::Standing;
 use statehouse_sqlite::secure::{self, Purpose};
 use statehouse_sqlite::{Error as DatabaseError, Family, Member, Reason, Schema as _, holders};
 
@@ -86,7 +85,7 @@ impl Source {
             let pid = h.pid.map_or_else(|| "a process".to_owned(), |pid| format!("PID {pid}"));
             format!("{pid} writes into deleted or replaced files of the source; what it has there is not restored")
         });
-        let held = report.holders.iter().any(|h| h.files.iter().any(|f| f.generation == Standing::Current));
+        let held = attach::may_join(&report);
         let damaged = |e: maintenance::Error| match e {
             maintenance::Error::Unsound { path, found } => Error::SourceDamaged { path, found },
             maintenance::Error::Database(DatabaseError::Damaged { detail }) => {

@@ -42,7 +42,7 @@ impl Reading {
     pub(super) fn open(path: &Path, scratch: &Path, patience: Duration) -> Result<Reading> {
         let look = look(path)?;
         let report = holders::scan(look.family())?;
-        let held = report.verdict != Verdict::Quiet && danger(&report).is_none();
+        let held = attach::may_join(&report);
         let before = if held { None } else { main_status(look.family())? };
         let attached = attach::read(&look.inspected, held, scratch, patience)?;
         attached.execute_batch("BEGIN")?;

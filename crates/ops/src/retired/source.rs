@@ -15,7 +15,7 @@ use std::time::Duration;
 use rusqlite::Connection;
 use serde::Serialize;
 use statehouse_sqlite::capture::{self, Capture};
-use statehouse_sqlite::holders::{self, Verdict};
+use statehouse_sqlite::holders;
 use statehouse_sqlite::salvage::{self, Salvaged};
 use statehouse_sqlite::secure::{self, Purpose};
 use statehouse_sqlite::{Family, files, immutable, wal};
@@ -141,7 +141,7 @@ fn file(path: &Path, opening: &Opening<'_>) -> Result<Source> {
     let family = Family::to_look_at(path)?;
     let inspected = secure::inspect(&family, Purpose::Look)?;
     inspected.require_main()?;
-    let held = holders::scan(&family)?.verdict != Verdict::Quiet;
+    let held = attach::may_join(&holders::scan(&family)?);
     let attached = attach::read(&inspected, held, opening.scratch, opening.patience)?;
     whole::require(&attached, path)?;
     Ok(Source {

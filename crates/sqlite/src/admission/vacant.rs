@@ -19,8 +19,12 @@
 //! own. So there is nothing that the next opener would have to finish. A power cut cannot turn the two round, because the
 //! directory is flushed between them.
 //!
-//! What is not closed: a stranger who opens the old main file between the look and the exchange, and waits for its lock longer
-//! than this process waits for him to go away. He is looked for once more after the exchange, and named.
+//! A stranger may open the old main file between the look and the exchange, and wait for its lock. If he got it he would pair that
+//! file by name with the log of the new one, write its pages into the wrong file, and take the log away at his end. So after
+//! the exchange whoever has the old file open is waited for while its lock is still held. He has it by whatever name it has by
+//! then, which is the one that it was moved to.
+//!
+//! What is not closed: one who waits for the lock longer than this process waits for him to go away. He is named.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -191,7 +195,7 @@ impl Vacant {
         for capture in captures::complete(&captures::directory(family)) {
             captures::mark(&capture, SUCCEEDED)?;
         }
-        let left = self.wait_for_late(old)?;
+        let left = self.wait_for_late(old, &aside.join("main.replaced"))?;
         Ok(Placed { main: made, aside: aside.to_owned(), moved, left })
     }
 
@@ -207,16 +211,19 @@ impl Vacant {
         rustix::fs::renameat(CWD, new, CWD, &main).map_err(|e| Error::io("put in place", &main, e))
     }
 
-    /// Waits a moment for strangers who opened the old main file in the last moment.
-    fn wait_for_late(&self, old: Option<Identity>) -> Result<Vec<String>> {
-        const PATIENCE: std::time::Duration = std::time::Duration::from_secs(6);
+    /// Waits for strangers who opened the old main file in the last moment; it is called `moved` now, or has no name any more.
+    fn wait_for_late(&self, old: Option<Identity>, moved: &Path) -> Result<Vec<String>> {
+        // Longer than programs wait for a lock as a rule.
+        const PATIENCE: std::time::Duration = std::time::Duration::from_secs(35);
         let Some(old) = old else { return Ok(Vec::new()) };
+        let moved = Family::of(moved)?;
         let begun = Instant::now();
         loop {
-            let report = holders::scan(self.inspected.family())?;
+            let reports = [holders::scan(self.inspected.family())?, holders::scan(&moved)?];
             let has =
                 |h: &&Holder| !h.is_self && h.files.iter().any(|f| (f.device, f.inode) == (old.device, old.inode));
-            let late: Vec<String> = report.holders.iter().filter(has).map(super::look::name).collect();
+            let all = reports.iter().flat_map(|report| &report.holders);
+            let late: Vec<String> = all.filter(has).map(super::look::name).collect();
             if late.is_empty() || begun.elapsed() >= PATIENCE {
                 return Ok(late);
             }

@@ -14,7 +14,7 @@ use crate::exit;
 use crate::failure::{Failure, Result};
 use crate::home::Place;
 use crate::store;
-use crate::text::{bytes, escape_line, table};
+use crate::text::{bytes, escape_line, shell_word, table};
 
 /// How long processes of ours are waited for that are asked to let go of the database, unless somebody says otherwise.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -114,7 +114,7 @@ fn text(r: &Restored) -> String {
             Some(id) => format!(
                 "the state before it is the snapshot {0}; to go back: statehouse restore {0} {1}\n",
                 escape_line(id),
-                escape_line(&r.path)
+                shell_word(&r.path)
             ),
             None => format!(
                 "there is no snapshot of the state before it, because {}; its files are in {}\n",
