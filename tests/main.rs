@@ -26,6 +26,7 @@ mod refusals;
 mod removed;
 mod restore;
 mod retired_capture;
+mod retired_ghosts;
 mod retired_merge;
 mod rounds;
 mod situations;

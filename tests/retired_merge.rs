@@ -12,26 +12,26 @@ use statehouse_testkit::{Child, Finished, Seed, Snapshot, TestDir, run};
 use crate::house::{PATIENCE, beside, binary, error_code};
 
 /// The program away from any home.
-fn command(arguments: &[&str]) -> Command {
+pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(binary());
     command.args(arguments).env("STATEHOUSE_HOME", "/nonexistent");
     command
 }
 
-fn retired(arguments: &[&str], path: &Path) -> Finished {
+pub(crate) fn retired(arguments: &[&str], path: &Path) -> Finished {
     run(command(&["retired"]).args(arguments).arg(path).arg("--json"), PATIENCE)
 }
 
-fn show(id: &str, path: &Path) -> Value {
+pub(crate) fn show(id: &str, path: &Path) -> Value {
     retired(&["show", id], path).success().json()
 }
 
-fn merge(id: &str, path: &Path) -> Value {
+pub(crate) fn merge(id: &str, path: &Path) -> Value {
     retired(&["merge", id], path).success().json()
 }
 
 /// What Python's SQLite answers through the path, a line a row.
-fn sql(path: &Path, statements: &str) -> Vec<String> {
+pub(crate) fn sql(path: &Path, statements: &str) -> Vec<String> {
     let mut python = Command::new(python());
     python.args(["-I", "-c"]).arg(
         "import sqlite3, sys\n\
@@ -42,18 +42,18 @@ fn sql(path: &Path, statements: &str) -> Vec<String> {
     run(python.arg(path).arg(statements), PATIENCE).success().stdout.lines().map(str::to_owned).collect()
 }
 
-fn number(path: &Path, statement: &str) -> u64 {
+pub(crate) fn number(path: &Path, statement: &str) -> u64 {
     sql(path, statement)[0].parse().unwrap()
 }
 
 /// A program that runs SQL as it is told and keeps its files open.
-struct Program(Child);
+pub(crate) struct Program(pub(crate) Child);
 
 const PROGRAM: &str = r#"
 import json, sqlite3, sys
 c = sqlite3.connect(sys.argv[1], timeout=10, isolation_level=None)
 c.execute("PRAGMA wal_autocheckpoint=0")
-c.execute("PRAGMA journal_mode=wal")
+c.execute("PRAGMA journal_mode=" + sys.argv[2])
 for line in sys.stdin:
     order = json.loads(line)
     if "touch" in order:
@@ -64,8 +64,13 @@ for line in sys.stdin:
 "#;
 
 impl Program {
-    fn on(path: &Path) -> Program {
-        Program(Child::spawn(Command::new(python()).args(["-I", "-c", PROGRAM]).arg(path)))
+    pub(crate) fn on(path: &Path) -> Program {
+        Program(Child::spawn(Command::new(python()).args(["-I", "-c", PROGRAM]).arg(path).arg("wal")))
+    }
+
+    /// On a database that keeps a rollback journal.
+    pub(crate) fn rollback(path: &Path) -> Program {
+        Program(Child::spawn(Command::new(python()).args(["-I", "-c", PROGRAM]).arg(path).arg("delete")))
     }
 
     fn order(&mut self, order: &Value) {
@@ -73,7 +78,7 @@ impl Program {
         assert_eq!(self.0.line(PATIENCE), "done");
     }
 
-    fn sql(&mut self, statements: &[&str]) {
+    pub(crate) fn sql(&mut self, statements: &[&str]) {
         self.order(&serde_json::json!({ "sql": statements }));
     }
 }
@@ -274,10 +279,10 @@ for line in sys.stdin:
     print("done", flush=True)
 "#;
 
-struct Hermes(Child);
+pub(crate) struct Hermes(pub(crate) Child);
 
 impl Hermes {
-    fn on(interpreter: &Path, store: &Path, session: &str) -> Hermes {
+    pub(crate) fn on(interpreter: &Path, store: &Path, session: &str) -> Hermes {
         let mut start = Command::new(interpreter);
         let home = store.parent().unwrap();
         start.args(["-c", HERMES]).arg(store).arg(session).env("HERMES_HOME", home).env("HOME", home).current_dir(home);
@@ -286,24 +291,36 @@ impl Hermes {
         hermes
     }
 
-    fn order(&mut self, order: &str) {
+    pub(crate) fn order(&mut self, order: &str) {
         self.0.send(order);
         assert_eq!(self.0.line(PATIENCE), "done");
     }
 }
 
-fn stats(interpreter: &Path, store: &Path) -> String {
+pub(crate) fn stats(interpreter: &Path, store: &Path) -> String {
     let home = store.parent().unwrap();
     let mut stats = Command::new(interpreter.with_file_name("hermes"));
     stats.args(["sessions", "stats"]).env("HERMES_HOME", home).env("HOME", home).current_dir(home);
     run(&mut stats, PATIENCE).success().stdout
 }
 
-/// A ghost of hermes-agent: it made its own backup, which drops its locks, and then its sidecars were unlinked.
+/// One from whose log nothing is copied into the main file.
 fn hermes_ghost(interpreter: &Path, store: &Path) -> Hermes {
     let mut ghost = Hermes::on(interpreter, store, "ghost");
     ghost.order("before 10");
     ghost.order("pin");
+    left_without_locks(interpreter, store, ghost)
+}
+
+/// A ghost of hermes-agent whose own checkpoints happen.
+pub(crate) fn ghost_of_hermes(interpreter: &Path, store: &Path) -> Hermes {
+    let mut ghost = Hermes::on(interpreter, store, "ghost");
+    ghost.order("before 10");
+    left_without_locks(interpreter, store, ghost)
+}
+
+/// It makes its own backup, which drops its locks, and then its sidecars are unlinked.
+fn left_without_locks(interpreter: &Path, store: &Path, mut ghost: Hermes) -> Hermes {
     ghost.order("backup");
     stats(interpreter, store);
     for suffix in ["-wal", "-shm"] {

@@ -17,6 +17,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   test [ARGS]                   setup, build everything, run every test; ARGS go to `cargo test`
   bench [ARGS]                  setup, then side by side with the peer; writes docs/benchmarks.md
   bench holders [ARGS]          finding who uses a database, beside lsof and fuser; writes its part of docs/benchmarks.md
+  bench retired [ARGS]          capturing what a ghost wrote, and comparing it; writes its part of docs/benchmarks.md
   bench snapshot [ARGS]         a snapshot beside one plain VACUUM INTO and one plain backup; writes its part of docs/benchmarks.md
   fuzz [--seconds N] [--seed S] seeded random input through the public doors, bounded in time";
 

@@ -10,6 +10,7 @@ mod load;
 mod look;
 mod ours;
 mod report;
+mod retired;
 mod snapshot;
 mod texts;
 
@@ -22,6 +23,7 @@ use crate::load::{Figures, Side};
 
 const USAGE: &str = "usage: cargo xtask bench [--seconds N] [--rounds N] [--stored N] [--idle-seconds N] [--no-report]
        cargo xtask bench holders [--rounds N] [--no-report]
+       cargo xtask bench retired [--rounds N] [--mb N] [--no-report]
        cargo xtask bench snapshot [--rounds N] [--mib N] [--no-report]";
 
 /// How long, how often, and on how much.
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         }
         ["ours", "open", store] => ours::open(Path::new(store)),
         ["holders", options @ ..] => look::run(options),
+        ["retired", options @ ..] => retired::run(options),
         ["snapshot", "write", database, out] => snapshot::write(Path::new(database), Path::new(out)),
         ["snapshot", options @ ..] => snapshot::run(options),
         options => settings(options).and_then(|s| all(&s)),

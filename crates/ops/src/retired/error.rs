@@ -38,6 +38,14 @@ pub enum Error {
         /// What SQLite says.
         why: String,
     },
+    /// The database itself is damaged.
+    #[error("{} is damaged itself, and nothing can be brought back into it", path.display())]
+    Ruined {
+        /// Its main file.
+        path: PathBuf,
+        /// What SQLite says.
+        found: String,
+    },
     /// The output is there already. Nothing was done.
     #[error("{} is there already, and is never overwritten", path.display())]
     Exists {
@@ -68,6 +76,7 @@ impl Error {
             Error::Unreadable { .. } => "unreadable_capture",
             Error::CannotWrite { .. } => "missing_module",
             Error::Exists { .. } => "exists",
+            Error::Ruined { .. } => "damaged_database",
             Error::Dangling { .. } => "foreign_key",
             Error::Miscounted { .. } => "undone",
         }
@@ -78,9 +87,14 @@ impl Error {
         match self {
             Error::Maintenance(e) => e.is_refusal(),
             Error::Snapshot(e) => e.is_refusal(),
-            Error::Unreadable { .. } | Error::CannotWrite { .. } | Error::Exists { .. } => true,
+            Error::Unreadable { .. } | Error::CannotWrite { .. } | Error::Exists { .. } | Error::Ruined { .. } => true,
             Error::NoCapture { .. } | Error::Dangling { .. } | Error::Miscounted { .. } => false,
         }
+    }
+
+    /// True if the structure of the database is damaged.
+    pub(super) fn is_of_the_database(&self) -> bool {
+        matches!(self.code(), "damaged" | "unsound")
     }
 
     /// What was seen.
@@ -89,7 +103,7 @@ impl Error {
             Error::Maintenance(e) => e.detail(),
             Error::Snapshot(e) => e.detail(),
             Error::Unreadable { why, .. } | Error::CannotWrite { why, .. } => why.clone(),
-            Error::Dangling { found } | Error::Miscounted { found } => found.clone(),
+            Error::Dangling { found } | Error::Miscounted { found } | Error::Ruined { found, .. } => found.clone(),
             Error::NoCapture { .. } | Error::Exists { .. } => String::new(),
         }
     }
@@ -106,6 +120,10 @@ impl Error {
             Error::CannotWrite { .. } => {
                 "Nothing was changed. A trigger or an index of the table uses a function, collation or tokenizer of the program \
                  that owns the database; let that program drop it, merge, and let it make it again."
+            }
+            Error::Ruined { .. } => {
+                "Nothing was changed. `statehouse retired show` tells what both sides still have, and `retired merge --into FILE` \
+                 writes a new file with the rows of both; keep the database and the capture."
             }
             Error::Exists { .. } => "Nothing was changed. Name another file with --into.",
             Error::Dangling { .. } | Error::Miscounted { .. } => {

@@ -95,13 +95,27 @@ impl Writing {
             writer.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
         }
         settle(&writer, patience)?;
+        let mode: String = writer.pragma_query_value(None, "journal_mode", |r| r.get(0))?;
+        if !mode.eq_ignore_ascii_case("wal") {
+            // There a page that is written before the end needs the lock that keeps out readers, and one of them is the merge's own.
+            writer.pragma_update(None, "cache_spill", 0)?;
+        }
         Ok(Writing { writer, family })
     }
 
     /// Takes the write lock.
     pub(super) fn begin(&self) -> Result<()> {
+        self.run("BEGIN IMMEDIATE")
+    }
+
+    /// Ends it. In a database that keeps a rollback journal this waits for readers.
+    pub(super) fn commit(&self) -> Result<()> {
+        self.run("COMMIT")
+    }
+
+    fn run(&self, statement: &str) -> Result<()> {
         let begun = Instant::now();
-        self.writer.execute_batch("BEGIN IMMEDIATE").map_err(|e| match statehouse_sqlite::Error::from(e) {
+        self.writer.execute_batch(statement).map_err(|e| match statehouse_sqlite::Error::from(e) {
             statehouse_sqlite::Error::Busy { .. } => {
                 statehouse_sqlite::Error::Busy { waited: begun.elapsed(), holder: writer_of(&self.family) }.into()
             }

@@ -13,6 +13,7 @@ use statehouse_sqlite::Family;
 use statehouse_sqlite::incidents::{self, Kind as Incident, Outcome, Report};
 
 use super::apply::{Apply, Sessions};
+use super::base::Base;
 use super::compare::{Comparison, Counts, count};
 use super::conflicts::List;
 use super::error::{Error, Result, io};
@@ -22,7 +23,7 @@ use super::rules::Rules;
 use super::schema::Schema;
 use super::show::{Asked, Compared, Listing, Shown, UNPLACED, compare, lacks, shown};
 use super::source::Source;
-use crate::maintenance::{look, quoted};
+use crate::maintenance::{look, quoted, whole};
 use crate::progress::Progress;
 
 /// Keeps a copy of the database as it is, before anything is changed, and says where.
@@ -106,7 +107,12 @@ pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -
     // Most captures are looked at first, and many were merged before: then nothing is touched.
     let first = {
         let reading = Reading::open(path, asked.scratch, asked.patience)?;
-        let first = compare(&reading, &source, asked.watch, &mut Listing { rows: None })?;
+        let proved = if source.is_whole() { Ok(()) } else { whole::require(&reading, path).map_err(Error::from) };
+        let first = proved.and_then(|()| compare(&reading, &source, asked.watch, &mut Listing { rows: None }));
+        let first = first.map_err(|e| match e.is_of_the_database() {
+            true => Error::Ruined { path: family.main(), found: e.detail() },
+            false => e,
+        })?;
         reading.confirm()?;
         first
     };
@@ -125,7 +131,7 @@ pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -
     let work = Work { writer: &writing.writer, reader, source: &source, asked, first: Some(&before), create };
     let Done { compared, brought, refused, list } = work.run(list)?;
     let conflicts = list.publish()?;
-    writing.writer.execute_batch("COMMIT")?;
+    writing.commit()?;
     drop(writing);
     let mut merged = Merged::of(shown(&family, &source, compared, lacks));
     (merged.before, merged.conflicts) = (Some(kept), conflicts);
@@ -147,11 +153,13 @@ pub fn merge_into(path: &Path, id: &str, into: &Path, asked: &Asked<'_>) -> Resu
     let copy = super::into::Copy::new(into)?;
     let source = Source::find(&family, id, &asked.opening(true))?;
     let lacks = lacks(&family, &source);
-    let reading = Reading::open(path, asked.scratch, asked.patience)?;
+    // What cannot be proved whole is not copied.
+    let base = Base::open(path, true, asked)?;
     (asked.watch)(Progress::Begins { what: "copying the database", bytes: None });
-    let writer = copy.take(&reading)?;
-    reading.confirm()?;
-    drop(reading);
+    let writer = copy.take(&base)?;
+    base.confirm()?;
+    let said = base.said();
+    drop(base);
     writer.execute_batch("BEGIN IMMEDIATE")?;
     if super::own::is_ours(&writer)? {
         let rows = super::own::merge(&writer, &source)?;
@@ -170,6 +178,7 @@ pub fn merge_into(path: &Path, id: &str, into: &Path, asked: &Asked<'_>) -> Resu
     (asked.watch)(Progress::Begins { what: "checking the new file", bytes: None });
     copy.publish()?;
     let mut merged = Merged::of(shown(&family, &source, compared, lacks));
+    merged.shown.gone.extend(said);
     merged.conflicts = list.publish()?;
     merged.into = Some(into.to_owned());
     Ok(merged.bringing(brought))

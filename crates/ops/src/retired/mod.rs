@@ -7,6 +7,7 @@
 //! the two had parted, nor which of two versions of a row is the newer one: the first comes back, the second is a conflict.
 
 mod apply;
+mod base;
 mod beyond;
 mod cell;
 mod compare;

@@ -7,9 +7,9 @@ use rusqlite::Connection;
 use statehouse_sessions::sqlite::{APPLICATION_ID, merge_retired};
 use statehouse_sqlite::Family;
 
-use super::error::{Error, Result};
+use super::error::{Error, Result, io};
 use super::show::Asked;
-use super::source::Source;
+use super::source::{Kind, Source};
 
 /// True for a store of Statehouse.
 pub(super) fn is_ours(connection: &Connection) -> Result<bool> {
@@ -19,8 +19,11 @@ pub(super) fn is_ours(connection: &Connection) -> Result<bool> {
 
 /// Takes over what the source has, in the transaction that is open. Returns the number of rows.
 pub(super) fn merge(live: &Connection, source: &Source) -> Result<u64> {
-    let one = |rows| merge_retired(live, rows).map_err(|e| Error::from(statehouse_sqlite::Error::from(e)));
-    source.parts().map(one).sum()
+    source.parts().map(|rows| take_over(live, rows)).sum()
+}
+
+fn take_over(live: &Connection, rows: &Connection) -> Result<u64> {
+    merge_retired(live, rows).map_err(|e| Error::from(statehouse_sqlite::Error::from(e)))
 }
 
 /// Sees to it that the store finds what `id` names when it is opened: a capture whose image is missing or not sound is
@@ -39,10 +42,35 @@ pub fn offer(path: &Path, id: &str, asked: &Asked<'_>) -> Result<()> {
         return Err(Error::Unreadable { place, why });
     };
     let image = place.join("main.captured");
-    if image.exists() || place.join("merged").exists() {
+    if place.join("merged").exists() || image.exists() && source.kind == Kind::Image {
         return Ok(());
     }
-    let copy = super::into::Copy::new(&image)?;
-    drop(copy.take(&source)?);
-    copy.publish()
+    together(&source, place, &image)
+}
+
+/// Puts all parts of a capture into one file, which becomes its image. What was its image stays beside it.
+fn together(source: &Source, place: &Path, image: &Path) -> Result<()> {
+    let new = place.join("main.together");
+    // Left behind by one that was killed.
+    let _ = std::fs::remove_file(&new);
+    let copy = super::into::Copy::new(&new)?;
+    let writer = copy.take(source)?;
+    // The parent of a row may be in the store alone.
+    writer.pragma_update(None, "foreign_keys", 0)?;
+    for rows in source.parts().skip(1) {
+        writer.execute_batch("BEGIN IMMEDIATE")?;
+        take_over(&writer, rows)?;
+        writer.execute_batch("COMMIT")?;
+    }
+    drop(writer);
+    copy.publish()?;
+    if image.exists() {
+        let kept = place.join("main.unsound");
+        let _ = std::fs::remove_file(&kept);
+        std::fs::hard_link(image, &kept).map_err(|e| io("keep", image, e))?;
+    }
+    std::fs::rename(&new, image).map_err(|e| io("rename", &new, e))?;
+    // Said of what was there before.
+    let _ = std::fs::remove_file(place.join("unreadable"));
+    Ok(())
 }

@@ -9,10 +9,10 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use statehouse_sqlite::{Family, files, wal};
 
+use super::base::Base;
 use super::compare::{Comparison, Conflict, Counts, Landed, New, Sink, count};
 use super::conflicts::key;
 use super::error::Result;
-use super::live::Reading;
 use super::pair::{Pair, pairs};
 use super::rules::Rules;
 use super::schema::Schema;
@@ -139,16 +139,29 @@ pub fn show(path: &Path, id: &str, rows: bool, asked: &Asked<'_>) -> Result<Show
     let source = Source::find(&family, id, &asked.opening(false))?;
     // Before the database is open in this process, for it is read as a file.
     let lacks = lacks(&family, &source);
-    let live = Reading::open(path, asked.scratch, asked.patience)?;
-    let mut listing = Listing { rows: rows.then(BTreeMap::new) };
-    let mut compared = compare(&live, &source, asked.watch, &mut listing)?;
+    let mut live = Base::open(path, !source.is_whole(), asked)?;
+    let listing = || Listing { rows: rows.then(BTreeMap::new) };
+    let mut listed = listing();
+    let mut compared = compare(&live, &source, asked.watch, &mut listed);
+    if let Err(damage) = &compared
+        && damage.is_of_the_database()
+        && live.said().is_none()
+    {
+        drop(live);
+        live = Base::walk(path, damage, asked)?;
+        listed = listing();
+        compared = compare(&live, &source, asked.watch, &mut listed);
+    }
+    let (mut compared, listing) = (compared?, listed);
     live.confirm()?;
     for (name, listed) in listing.rows.into_iter().flatten() {
         if let Some(table) = compared.tables.get_mut(&name) {
             table.rows = Some(listed);
         }
     }
-    Ok(shown(&family, &source, compared, lacks))
+    let mut shown = shown(&family, &source, compared, lacks);
+    shown.gone.extend(live.said());
+    Ok(shown)
 }
 
 /// Transactions of the log that the main file lacks.

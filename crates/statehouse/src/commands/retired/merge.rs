@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use statehouse_ops::maintenance::look;
-use statehouse_ops::retired::{self, Asked, Kind, Merged, Shown, TableShown};
+use statehouse_ops::retired::{self, Asked, Evidence, Kind, Merged, Shown, TableShown};
 use statehouse_ops::snapshots::Wish;
 use statehouse_sqlite::Event;
 
@@ -39,7 +39,7 @@ pub(crate) fn merge(context: &Context, args: &RetiredMerge) -> Result {
             with(context, &bar, |asked| retired::merge_into(&path, &args.id, &into, asked))?
         }
         (None, true) => with(context, &bar, |asked| retired::preview(&path, &args.id, asked))?,
-        (None, false) if look(&path)?.is_ours() => own(context, &bar, &path, &args.id)?,
+        (None, false) if look(&path)?.is_ours() => own(context, &bar, &path, &args.id, &evidence)?,
         (None, false) => with(context, &bar, |asked| retired::merge(&path, &args.id, &evidence, asked))?,
     };
     bar.clear();
@@ -58,9 +58,12 @@ fn with<T>(context: &Context, bar: &Bar, work: impl FnOnce(&Asked<'_>) -> retire
 }
 
 /// A store of ours knows by itself what its rows mean: opening it takes over what its captures hold.
-fn own(context: &Context, bar: &Bar, path: &Path, id: &str) -> Result<Merged> {
+fn own(context: &Context, bar: &Bar, path: &Path, id: &str, evidence: Evidence<'_>) -> Result<Merged> {
+    let mut preview = with(context, bar, |asked| retired::preview(path, id, asked))?;
+    if preview.shown.to_bring_back() + preview.shown.conflicting() > 0 {
+        preview.before = Some(evidence()?);
+    }
     with(context, bar, |asked| retired::offer(path, id, asked))?;
-    let preview = with(context, bar, |asked| retired::preview(path, id, asked))?;
     let rows = Arc::new(AtomicU64::new(0));
     let told = rows.clone();
     let observer = move |event: &Event| {
