@@ -162,9 +162,9 @@ fn wrong(verified: &Finished) -> Result<Vec<String>, String> {
     let answer: Value = serde_json::from_str(&verified.stdout)
         .map_err(|e| format!("{e}: {} {}", verified.stdout.trim(), verified.stderr.trim()))?;
     let Some(checks) = answer["checks"].as_array() else { return Err(answer.to_string()) };
-    let wrong = checks.iter().filter(|check| {
-        matches!(check["status"].as_str(), Some("warn" | "fail")) && check["id"] != "incidents.open"
-    });
+    let wrong = checks
+        .iter()
+        .filter(|check| matches!(check["status"].as_str(), Some("warn" | "fail")) && check["id"] != "incidents.open");
     Ok(wrong.map(|check| format!("{} {}", check["id"], check["summary"])).collect())
 }
 
