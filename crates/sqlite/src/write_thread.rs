@@ -356,11 +356,12 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
     if let Some(Error::Destroyed(destruction)) = &why
         && destruction.member != Member::Shm
     {
-        // A person who has put the files in order has removed the mark. If they are not, it is made once more.
-        held.marked = !held.marked || destroyed::mark(family)?.is_some();
-        if held.marked {
+        // Whoever has put the files in order has removed the mark. If they are not in order, the proof below says so, and it is made
+        // once more; nothing else is a reason, for somebody may be putting them in order at this moment.
+        if !held.marked || destroyed::mark(family)?.is_some() {
             let told = destroyed::keep(family, &held.record.generation(), destruction)?;
             put_together(shared, held, &told)?;
+            held.marked = true;
             if told != **destruction {
                 shared.gate.fence(Error::Destroyed(Box::new(told)));
             }
@@ -416,6 +417,7 @@ fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         && opened.record.check().is_ok()
     {
         shared.gate.fence(e.again());
+        held.marked = false;
         return Err(e);
     }
     if let Some(kept) = &held.kept
