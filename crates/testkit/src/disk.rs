@@ -1,5 +1,5 @@
 //! A disk whose power can fail, for everything below one directory: `programs/watchdisk.c` notes what the processes of a
-//! test did to it, in one order, and [`model`] makes of the notes what the disk could hold if the power had failed at any
+//! test did to it, in one order, and `model` makes of the notes what the disk could hold if the power had failed at any
 //! point of them.
 //!
 //! [`powercut`](crate::powercut) does more to the two files of one database; this one knows names. A program that copies a

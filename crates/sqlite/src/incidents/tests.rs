@@ -1,4 +1,4 @@
-#![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test stops at the first surprise")]
+#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use super::shelf::{paths, prune};
 use super::*;
