@@ -67,7 +67,7 @@ fn whoever_puts_a_link_in_the_place_of_the_directory_leads_nobody_elsewhere() {
     record(&family, "byte 128", Outcome::Fenced);
     let victim = directory.path().join("victim");
     std::fs::create_dir(&victim).unwrap();
-    std::fs::write(victim.join("old.json"), "{}").unwrap();
+    files::replace(&victim.join("old.json"), b"{}").unwrap();
     let (place, aside) = (shelf(&family).directory(), directory.path().join("aside"));
     let swap = || {
         std::fs::rename(&place, &aside).unwrap();
