@@ -95,6 +95,9 @@ fn insert(n: usize) -> String {
     format!("INSERT INTO t(key, filler) VALUES('{n}', '{}')", "x".repeat(n * 397 % 3000))
 }
 
+/// What must hold after these answers; `None` where nothing was promised yet.
+type Promised<'a> = dyn Fn(&[(u32, String)]) -> Option<Promise> + 'a;
+
 struct Ended {
     history: History,
     seed: Seed,
@@ -103,12 +106,12 @@ struct Ended {
 }
 
 impl Ended {
-    fn judge(&self, lie: &Lie, ways: &[Way], promise: &dyn Fn(&[(u32, String)]) -> Option<Promise>) -> disk::Losses {
+    fn judge(&self, lie: &Lie, ways: &[Way], promise: &Promised<'_>) -> disk::Losses {
         let mut open = |path: &Path, way: Way| look(path, way);
         Judge { main: "o.db", beside: true, ways, promise, open: &mut open }.losses(&self.history, lie, &self.seed)
     }
 
-    fn assert_kept(&self, promise: &dyn Fn(&[(u32, String)]) -> Option<Promise>) {
+    fn assert_kept(&self, promise: &Promised<'_>) {
         let begun = Instant::now();
         let losses = self.judge(&Lie::None, &WAYS, promise);
         println!("{} flushes, {} images opened, {:?}", self.history.flushes(), losses.opened, begun.elapsed());
@@ -194,8 +197,7 @@ fn keys(path: &Path, alone: bool) -> rusqlite::Result<BTreeSet<String>> {
         return Err(rusqlite::Error::InvalidParameterName(check));
     }
     let mut read = connection.prepare("SELECT key FROM t")?;
-    let keys = read.query_map([], |r| r.get(0))?.collect();
-    keys
+    read.query_map([], |r| r.get(0))?.collect()
 }
 
 /// An anchor that stands. `None` where it leaves to others what must be rolled back first.
@@ -339,7 +341,7 @@ fn a_power_cut_during_a_restore_leaves_the_old_store_or_the_new_one_and_never_ta
             let old = present.iter().all(|key| found.contains(key));
             let new = (0..5).all(|n| found.contains(&format!("new {n}")));
             let saved = present.iter().all(|key| found.contains(&format!("snapshot {key}")));
-            (!old && !(new && saved)).then(|| format!("rows are missing from both: {found:?}"))
+            (!(old || new && saved)).then(|| format!("rows are missing from both: {found:?}"))
         };
         Some(Promise { kept: promised, wrong: Box::new(wrong) })
     };

@@ -1,7 +1,7 @@
 //! Putting together what is left of a database that was destroyed in place, in a new file beside the evidence.
 //!
 //! Four places may still have rows: the files that were not destroyed, what is left of the one that was, the newest snapshot
-//! that was proved good, and the memory of the processes that wrote ([`crate::remembered`]). None of them is changed. The first
+//! that was proved good, and the memory of the processes that wrote (`remembered.rs`). None of them is changed. The first
 //! process that notices makes the new file, `rebuilt.captured`, from the files; each one adds what it remembers. All of it
 //! happens with the exclusive side of the recovery lock held, so they come one after the other. What does not succeed, because it
 //! needs what another process has not added yet, is tried again after that one.

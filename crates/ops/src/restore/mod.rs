@@ -3,14 +3,14 @@
 //! Invariant: the source is proved to be good before anything is done, and what is replaced is kept: as a verified snapshot
 //! where it can be read, else as the files that it was, moved aside. Nothing is put beside a log that is not its own.
 //!
-//! **Live** ([`live`]) where SQLite can read what is there, it has a log, and its pages are as large as the source's: the content
+//! **Live** (`live`) where SQLite can read what is there, it has a log, and its pages are as large as the source's: the content
 //! goes in as one ordinary transaction, by SQLite's backup interface with the database as its destination. No file is
 //! replaced, so whoever has the database open sees the new content with its next statement. Processes of ours are asked to
 //! park meanwhile, because what they remember of the old content must not be mixed with the new one, and because an older
 //! schema is brought up to date by the next opener. The write lock is taken first and held to the end, and the present state is
 //! kept under it: nothing that anybody commits falls between the snapshot and the replacement.
 //!
-//! **By rename** ([`rename`]) else, and only when nobody has any of the files open. Why that bears a kill at any point is said
+//! **By rename** (`rename`) else, and only when nobody has any of the files open. Why that bears a kill at any point is said
 //! in `statehouse_sqlite::admission`, where it is done. What is readable is emptied into its main file first, an interrupted
 //! transaction is rolled back first; so between any two steps the main file alone is the whole old database or the whole new
 //! one, and nothing is left for the next opener to finish.

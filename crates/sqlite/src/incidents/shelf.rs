@@ -195,6 +195,7 @@ pub(super) fn paths(directory: &Path) -> Result<Vec<PathBuf>> {
 /// The lock of the directory; `None` when it cannot be had in time.
 fn lock(directory: &Path) -> Option<File> {
     let file = files::open_private(&directory.join("lock")).ok()?;
+    give_to_the_owner(directory, &file);
     let begun = Instant::now();
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -204,6 +205,17 @@ fn lock(directory: &Path) -> Option<File> {
             }
             Err(_) => return None,
         }
+    }
+}
+
+/// What root makes in somebody's directory belongs to whom the directory belongs, or he could not use it. Only a file is given
+/// away that has no other name: else its owner could have been given any file of root's.
+fn give_to_the_owner(directory: &Path, file: &File) {
+    let (Ok(of), Ok(made)) = (rustix::fs::stat(directory), rustix::fs::fstat(file)) else { return };
+    if of.st_uid != 0 && made.st_uid == 0 && made.st_nlink == 1 && rustix::process::geteuid().is_root() {
+        let (uid, gid) = (rustix::fs::Uid::from_raw(of.st_uid), rustix::fs::Gid::from_raw(of.st_gid));
+        // Without it the owner's own records are made without the lock, and nothing else.
+        let _ = rustix::fs::fchown(file, Some(uid), Some(gid));
     }
 }
 
