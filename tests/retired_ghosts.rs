@@ -70,6 +70,7 @@ fn what_a_lockless_gateway_of_ours_had_is_taken_over_when_it_is_merged() {
     let values = columns
         .split(',')
         .map(|c| match c {
+            "n" => "NULL".to_owned(),
             "id" => "randomblob(16)".to_owned(),
             "seq" => "seq + 1000".to_owned(),
             other => other.to_owned(),

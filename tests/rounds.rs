@@ -102,7 +102,7 @@ impl Run {
         }
         // Two deeds at once, or one that somebody did not live to tell of, are as many incidents as there were generations.
         if let ([deed], None) = (&deeds[..], victim) {
-            judge::the_deed_is_one_closed_incident(&self.home, &named, *deed);
+            judge::the_deed_is_an_incident(&self.home, &named, *deed);
         }
         self.took.push((deeds, victim, took));
     }

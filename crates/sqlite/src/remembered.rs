@@ -91,6 +91,11 @@ impl Remembered {
         }
     }
 
+    /// Notes the frames of a commit of which nobody was told that it is kept: nothing that was acknowledged is lost with them.
+    pub(crate) fn note(&mut self, span: Option<Span>) {
+        self.commits.extend(span.map(|span| Commit { span, requests: Vec::new() }));
+    }
+
     /// Lets go of what the main file has, by what the index says of it now.
     pub(crate) fn forget(&mut self, now: Option<Index>) {
         let Some(now) = now else { return };

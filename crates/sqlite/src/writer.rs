@@ -307,7 +307,10 @@ pub(crate) fn acknowledge(writing: &Writing<'_>, memory: &mut Remembered, batch:
             memory.forget(record.index());
             memory.keep(span, batch.into_iter().filter_map(|queued| queued.answer(Ok(()))).collect());
         }
-        Err(e) => fence(gate, queue, batch, e),
+        Err(e) => {
+            memory.note(span);
+            fence(gate, queue, batch, e);
+        }
     }
 }
 
