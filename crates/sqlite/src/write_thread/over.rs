@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use super::Held;
-use crate::error::{Destruction, Error, Result};
+use crate::error::{Destruction, Error, Reason, Result};
 use crate::family::Member;
 use crate::generation::Record;
 use crate::index::Index;
@@ -32,13 +32,21 @@ const FIRST_PAUSE: Duration = Duration::from_millis(30);
 /// a full disk each attempt takes what is left of it for a while.
 const ADD_AGAIN: Duration = Duration::from_secs(5);
 
+/// True if the files that lie there are not such as a database of ours has.
+fn is_about_the_content(e: &Error) -> bool {
+    use Reason::{EmptyBesideWal, NotDatabase, OtherApplication, RollbackMode, WalHeader, WalWithoutMain};
+    let reasons = [EmptyBesideWal, NotDatabase, OtherApplication, RollbackMode, WalHeader, WalWithoutMain];
+    matches!(e, Error::Damaged { .. }) || e.reason().is_some_and(|reason| reasons.contains(&reason))
+}
+
 /// Tries until the handle goes on; false when it is to be closed before that.
 pub(super) fn reopen(shared: &Shared, held: &mut Held) -> bool {
     let mut told_of = None;
     let mut pause = FIRST_PAUSE;
     loop {
         let recovered = recover(shared, held);
-        if recovered.is_err() {
+        if let Err(e) = &recovered {
+            held.marked &= !is_about_the_content(e);
             // One that is cut off never keeps anybody from structural work; only while it recovers it must be alone with others
             // like it.
             let _ = shared.entry.leave();
@@ -104,7 +112,8 @@ pub(super) fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         && destruction.member != Member::Shm
     {
         // Whoever has put the files in order has removed the mark. If they are not in order, the proof below says so, and it is made
-        // once more; nothing else is a reason, for somebody may be putting them in order at this moment.
+        // once more, as it is where the files are none of a database in WAL mode of ours; nothing else is a reason, for somebody may be
+        // putting them in order at this moment.
         if !held.marked || destroyed::mark(family)?.is_some() {
             let told = destroyed::keep(family, &held.record.generation(), destruction)?;
             put_together(shared, held, &told)?;
