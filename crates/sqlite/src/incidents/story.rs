@@ -209,11 +209,11 @@ impl Story {
             if was_back && back_at.is_none() && !incident.is_open() {
                 incident.count = incident.count.saturating_add(1);
             }
-            // What a process goes on to tell of the same is no reason to open again what a person has closed.
-            let told = incident.affected.iter().any(|a| a.process == process && a.back_at.is_none());
+            // One that waits for a person is closed by a person alone, and what is told of the same after that is no news.
+            let looked_at = !incident.is_open() && incident.outcome == Outcome::Waits;
             incident.affects(process, &self.role, self.since, back_at);
             match &end {
-                None if told && !incident.is_open() => {}
+                None | Some(End::Kept) if looked_at => {}
                 None | Some(End::Kept) => {
                     if incident.outcome == Outcome::Kept {
                         incident.outcome = Outcome::Fenced;
