@@ -47,7 +47,13 @@ fn whatever_is_killed_at_any_point_leaves_only_whole_snapshots_and_the_next_run_
         python.sql("INSERT INTO m(t) VALUES('one more')").unwrap();
         let arguments: &[&str] = if round % 3 == 0 { &["snapshot", "--zstd"] } else { &["snapshot"] };
         let mut child = Child::spawn(&mut command_on(&path, arguments));
-        std::thread::sleep(Duration::from_millis(seed.below(900)));
+        if round % 2 == 0 {
+            // At any time, also before it has begun and after it has ended.
+            std::thread::sleep(Duration::from_millis(seed.below(900)));
+        } else {
+            until_some("it has begun", PATIENCE, || partial(&path));
+            std::thread::sleep(Duration::from_millis(seed.below(60)));
+        }
         child.kill();
         killed_before_the_end += usize::from(partial(&path).is_some());
         for snapshot in listed(&path) {

@@ -1,7 +1,7 @@
 //! What must be so after each round: every row that was acknowledged is there, once; every service uses what the paths name;
 //! the whole house answers; and what happened is an incident.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -153,13 +153,8 @@ pub(crate) fn last_incident(home: &Home) -> u64 {
     incidents(home).iter().filter_map(|i| i["last_at"].as_u64()).max().unwrap_or(0)
 }
 
-/// The names of the incidents that lie there.
-pub(crate) fn named_incidents(home: &Home) -> HashSet<String> {
-    incidents(home).iter().filter_map(|i| i["id"].as_str().map(str::to_owned)).collect()
-}
-
-/// A deed that took files away is an incident since `before` that says what it was, and that nothing is lost.
-pub(crate) fn the_deed_is_an_incident(home: &Home, before: &HashSet<String>, deed: Deed) {
+/// A deed that took files away is an incident that was told of after `since` and says what it was, and that nothing is lost.
+pub(crate) fn the_deed_is_an_incident(home: &Home, since: u64, deed: Deed) {
     let (kinds, word): (&[&str], &str) = match deed {
         Deed::Remove(members) => {
             let word = match members {
@@ -174,14 +169,15 @@ pub(crate) fn the_deed_is_an_incident(home: &Home, before: &HashSet<String>, dee
         Deed::ForeignOver => (&["replaced_file", "retired_generation"], "main file"),
         Deed::Unlock => return,
     };
-    let new = until_some(&format!("what {deed:?} has done is told"), PATIENCE, || {
-        let new: Vec<Value> =
-            incidents(home).into_iter().filter(|i| i["id"].as_str().is_some_and(|id| !before.contains(id))).collect();
-        (!new.is_empty()).then_some(new)
-    });
-    // Who comes back late, or meets the recovery of others in its middle, may tell of it once more.
     let text = |i: &Value, field: &str| i[field].as_str().unwrap_or_default().to_owned();
-    let names_it = |i: &&Value| kinds.contains(&text(i, "kind").as_str()) && text(i, "what").contains(word);
-    let Some(incident) = new.iter().find(names_it) else { panic!("{deed:?} is told as something else: {new:#?}") };
+    let incident = until_some(&format!("what {deed:?} has done is told"), PATIENCE, || {
+        // Who meets the recovery of others in its middle adds to what they tell.
+        let new = |i: &Value| i["last_at"].as_u64() > Some(since);
+        // Whoever looks first may find its locks gone, and the files after that: then it is told as that.
+        let found_first = |i: &Value| text(i, "kind") == "locks_lost";
+        let named = |i: &Value| kinds.contains(&text(i, "kind").as_str()) && text(i, "what").contains(word);
+        let names_it = |i: &Value| named(i) || found_first(i);
+        incidents(home).into_iter().find(|i| new(i) && names_it(i))
+    });
     assert!(incident["lost"].is_null(), "{deed:?}: {incident:#}");
 }
