@@ -96,6 +96,9 @@ impl Run {
         }
         judge::nothing_is_lost(&self.home, traffic);
         judge::the_round_is_shown(&self.home, traffic, round);
+        if let Some(verdict) = integrity(&self.home.store()) {
+            assert_eq!(verdict, "ok", "after {deeds:?}, killed {victim:?}");
+        }
         // One who was killed meanwhile cannot tell.
         if dropped > 0 && victim.is_none() {
             until("the dropped locks are an incident", PATIENCE, || judge::last_incident(&self.home) > told);

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::captures::{
     AGAIN, IMAGE, LOG, MANIFEST, MERGED, TORN, WHOLE, complete, copy_file, create, directory, entries, forget_partial,
-    has_successor, is_spent_in_vain, main_is_missing, private_directory, prune, prune_leftovers, publish,
+    has_successor, is_spent_in_vain, main_is_missing, private_directory, prune, prune_leftovers, publish, sound,
     sync_directory, write_text,
 };
 use crate::error::{Error, Result};
@@ -196,10 +196,12 @@ struct Source<'a> {
     upto: Option<u32>,
 }
 
-/// Captures the log to its end, and before that, where the main file was replaced, as of the last look that found it in its
-/// place. Whoever opened the path since then has paired the old log with the new main file by their names, and what he committed was
+/// Captures the log to its end, and before that, where another file took the place of the main file, as of the last look that found
+/// it there. Whoever opened the path since then has paired the old log with the new main file by their names, and what he committed was
 /// made from that mixture: laid over the old main file it may take away what was there. What this process has acknowledged is in
-/// the first of the two; and what came after it by a connection that had the old main file, in the second. Both are merged.
+/// the first of the two; and what came after it by a connection that had the old main file, in the second. Both are merged, and
+/// only the second may become a main file. A checkpoint after that look has put later pages under the first: then it is no
+/// database, and is not kept; whoever made that checkpoint has seen the old main file in its place.
 fn write(source: &Source<'_>, seen: Option<Index>, late: bool) -> Result<()> {
     let Source { family, generation, lost, log, .. } = *source;
     let identity = generation.wal.unwrap_or(Identity { device: 0, inode: 0, born_ns: None });
@@ -217,11 +219,16 @@ fn write(source: &Source<'_>, seen: Option<Index>, late: bool) -> Result<()> {
         format!("{inode:x}-{born:x}-{:08x}{:08x}-{frames}", commit.salts[0], commit.salts[1])
     };
     let salts = [commit.salts[0].to_be_bytes(), commit.salts[1].to_be_bytes()].concat();
-    if let Some(seen) = seen.filter(|_| lost.contains(&Member::Main)) {
+    if let Some(seen) = seen.filter(|_| lost.contains(&Member::Main))
+        && !main_is_missing(family)?
+    {
         // A log that was begun anew since was in the main file up to there.
         let upto = if seen.salts[..] == salts[..] { seen.frames } else { 0 };
         if u64::from(upto) < commit.frames {
-            write_as(&Source { upto: Some(upto), ..*source }, &id(upto.into()), late)?;
+            match write_as(&Source { upto: Some(upto), ..*source }, &id(upto.into()), late) {
+                Err(Error::Damaged { .. }) => {}
+                written => written?,
+            }
         }
     }
     write_as(source, &id(commit.frames), late)
@@ -229,7 +236,8 @@ fn write(source: &Source<'_>, seen: Option<Index>, late: bool) -> Result<()> {
 
 fn write_as(source: &Source<'_>, id: &str, late: bool) -> Result<()> {
     let parent = directory(source.family);
-    let main_lost = source.lost.contains(&Member::Main);
+    // One as of an earlier look has less than there was, and never stands for the main file.
+    let main_lost = source.lost.contains(&Member::Main) && source.upto.is_none();
     let missing = main_lost && main_is_missing(source.family)?;
     let (plain, mut whole) = (parent.join(id), parent.join(format!("{id}{WHOLE}")));
     // One that has become a main file which is gone as well cannot become another, nor has anybody its rows if that file was taken
@@ -275,6 +283,9 @@ fn copy(source: &Source<'_>, to: &Path) -> Result<()> {
         Err(ImageError::Io(e)) => return Err(Error::io("write", &to.join(IMAGE), e)),
         Err(e) => return Err(Error::Damaged { detail: e.to_string() }),
     };
+    if upto.is_some() {
+        drop(sound(&to.join(IMAGE))?);
+    }
     let manifest = Manifest {
         version: 1,
         database: family.main().display().to_string(),

@@ -138,3 +138,29 @@ fn a_stranger_that_writes_into_an_old_log_beside_a_new_main_file_costs_no_row() 
 fn a_stranger_that_copies_an_old_log_into_a_new_main_file_costs_no_row() {
     a_stranger_comes_between("PRAGMA wal_checkpoint");
 }
+
+#[test]
+fn rows_that_were_checkpointed_after_a_look_do_not_make_a_capture_as_of_that_look_a_mixture() {
+    let mut scene = Scene::new();
+    let path = scene.files.path.clone();
+    // Enough for several pages of the index, so that a later row is on other ones than an earlier.
+    for n in 0..120 {
+        scene.holder.ok(&format!("put m{n}{}", "x".repeat(120)));
+    }
+    checkpoint(&path, "PASSIVE");
+    scene.holder.ok("put zzz");
+    let pid = Pid::from_raw(scene.holder.pid().cast_signed()).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    // Both in the old main file and beyond what the holder has looked at.
+    visitor(&path, "INSERT INTO k(key, role) VALUES ('aaa', 'stranger')");
+    checkpoint(&path, "PASSIVE");
+    std::fs::rename(&scene.files.older, &path).unwrap();
+    kill_process(pid, Signal::CONT).unwrap();
+    scene.holder.ok("put after");
+    let rows = scene.acknowledged + 120 + 3;
+    assert_eq!(scene.holder.ok("count"), rows.to_string(), "{}", scene.holder.events());
+    assert_eq!(visitor(&path, "PRAGMA integrity_check"), "ok");
+    let captures = std::fs::read_dir(with(&path, ".statehouse").join("retired")).unwrap().map(|e| e.unwrap().path());
+    let unreadable: Vec<_> = captures.filter(|place| place.join("unreadable").exists()).collect();
+    assert!(unreadable.is_empty(), "{unreadable:?}");
+}
