@@ -122,6 +122,7 @@ fn cause(i: &IncidentDocument) -> String {
 fn loss(i: &IncidentDocument) -> String {
     match &i.lost {
         Some(lost) => format!("{}\n", sentence(lost)),
+        None if !i.proved.is_empty() => format!("{}\n", sentence(&i.proved)),
         None if i.nothing_lost => "Nothing that was acknowledged was lost.\n".to_owned(),
         None => "Nothing is known to be lost, and it is not proved yet that nothing is.\n".to_owned(),
     }

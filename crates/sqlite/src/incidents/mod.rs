@@ -16,6 +16,7 @@
 //! A record that cannot be written (the disk is full, the directory was removed) stops nobody: the observer of the handle is
 //! told in any case.
 
+mod brought;
 mod record;
 mod shelf;
 mod story;
@@ -29,6 +30,7 @@ use crate::family::{Family, Generation};
 use crate::process::ProcessId;
 use shelf::Shelf;
 
+pub use brought::brought_back;
 pub use record::{Affected, Entry, Incident, Kind, Outcome, Report};
 pub use story::Story;
 
