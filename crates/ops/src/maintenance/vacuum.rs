@@ -333,7 +333,7 @@ pub(crate) fn content_of_search_index(sql: &str) -> Option<String> {
 }
 
 /// The arguments of a statement, split at the commas that are not inside quotes.
-fn split(text: &str) -> Vec<&str> {
+pub(crate) fn split(text: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let (mut from, mut inside) = (0, None);
     for (at, c) in text.char_indices() {
@@ -352,7 +352,8 @@ fn split(text: &str) -> Vec<&str> {
     parts
 }
 
-fn unquote(text: &str) -> String {
+/// A name without the quotes around it.
+pub(crate) fn unquote(text: &str) -> String {
     let mut chars = text.chars();
     match (chars.next(), chars.next_back()) {
         (Some(a @ ('\'' | '"' | '`')), Some(b)) if a == b => chars.as_str().replace(&format!("{a}{a}"), &a.to_string()),

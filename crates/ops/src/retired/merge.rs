@@ -10,21 +10,27 @@ use std::path::{Path, PathBuf};
 use rusqlite::Connection;
 use serde::Serialize;
 use statehouse_sqlite::Family;
+use statehouse_sqlite::capture::Merge;
 use statehouse_sqlite::incidents::{self, Kind as Incident, Outcome, Report};
+use statehouse_sqlite::words::{count as count_of, verb};
 
 use super::apply::{Apply, Sessions};
 use super::base::Base;
 use super::compare::{Comparison, Counts, count};
 use super::conflicts::List;
-use super::error::{Error, Result, io};
+use super::error::{Error, Result};
 use super::live::{self, Reading, Writing};
-use super::pair::{Pair, pairs};
+use super::pair::{Pair, pairs, unkept};
+use super::quiet::Quiet;
 use super::rules::Rules;
 use super::schema::Schema;
 use super::show::{Asked, Compared, Listing, Shown, UNPLACED, compare, lacks, shown};
 use super::source::Source;
 use crate::maintenance::{look, quoted, whole};
 use crate::progress::Progress;
+
+/// The role of whoever merges a capture.
+const ROLE: &str = "retired merge";
 
 /// Keeps a copy of the database as it is, before anything is changed, and says where.
 pub type Evidence<'a> = &'a dyn Fn() -> Result<PathBuf>;
@@ -104,11 +110,12 @@ pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -
     (asked.watch)(Progress::Begins { what: "opening the capture", bytes: None });
     let source = Source::find(&family, id, &asked.opening(true))?;
     let lacks = lacks(&family, &source);
+    let mut list = List::of(&family, &source.id);
     // Most captures are looked at first, and many were merged before: then nothing is touched.
     let first = {
         let reading = Reading::open(path, asked.scratch, asked.patience)?;
         let proved = if source.is_whole() { Ok(()) } else { whole::require(&reading, path).map_err(Error::from) };
-        let first = proved.and_then(|()| compare(&reading, &source, asked.watch, &mut Listing { rows: None }));
+        let first = proved.and_then(|()| compare(&reading, &source, asked.watch, &mut list));
         let first = first.map_err(|e| match e.is_of_the_database() {
             true => Error::Ruined { path: family.main(), found: e.detail() },
             false => e,
@@ -117,16 +124,20 @@ pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -
         first
     };
     let before = shown(&family, &source, first, lacks);
-    if before.to_bring_back() == 0 && before.conflicting() == 0 {
-        mark(&source)?;
-        return Ok(Merged::of(before));
+    if before.to_bring_back() == 0 {
+        let mut merged = Merged::of(before);
+        merged.conflicts = list.publish()?;
+        record(&family, &source, &merged);
+        return Ok(merged);
     }
+    // Written anew in the transaction, for it is about what is there then.
+    drop(list);
     (asked.watch)(Progress::Begins { what: "keeping a copy of the database", bytes: None });
     let kept = evidence()?;
     let writing = Writing::open(&look(path)?, asked.patience)?;
     writing.begin()?;
     let reader = writing.reader(asked.patience)?;
-    let list = List::new(&source.conflicts());
+    let list = List::of(&family, &source.id);
     let create = source.is_whole();
     let work = Work { writer: &writing.writer, reader, source: &source, asked, first: Some(&before), create };
     let Done { compared, brought, refused, list } = work.run(list)?;
@@ -138,7 +149,7 @@ pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -
     merged.read_back = Some(read_back(path, &source, &brought, &refused, asked)?);
     let merged = merged.bringing(brought);
     if merged.read_back == Some(true) {
-        mark(&source)?;
+        record(&family, &source, &merged);
     }
     tell(&family, &merged);
     Ok(merged)
@@ -170,7 +181,7 @@ pub fn merge_into(path: &Path, id: &str, into: &Path, asked: &Asked<'_>) -> Resu
         return Ok(Merged { dry_run: false, done: true, rows, into: Some(into.to_owned()), ..merged });
     }
     let reader = copy.reader()?;
-    let list = List::new(&copy.conflicts());
+    let list = List::beside(copy.to());
     let work = Work { writer: &writer, reader, source: &source, asked, first: None, create: true };
     let Done { compared, brought, list, .. } = work.run(list)?;
     writer.execute_batch("COMMIT")?;
@@ -210,7 +221,9 @@ impl Work<'_> {
         let schema = Schema::read(&self.reader)?;
         let rules = Rules::of(&schema);
         self.writer.execute_batch("PRAGMA defer_foreign_keys = ON")?;
-        let mut done = Done { compared: Compared::default(), brought: BTreeMap::new(), refused: BTreeMap::new(), list };
+        let unkept = unkept(&schema);
+        let compared = Compared { unkept, ..Compared::default() };
+        let mut done = Done { compared, brought: BTreeMap::new(), refused: BTreeMap::new(), list };
         let mut sessions = Sessions::default();
         let mut made = BTreeSet::new();
         for (part, rows) in self.source.parts().enumerate() {
@@ -219,7 +232,7 @@ impl Work<'_> {
             let (unplaced, pairs): (Vec<Pair>, Vec<Pair>) = pairs(&schema, &theirs, rules)
                 .into_iter()
                 .partition(|p| !is_all && p.live.is_none() && p.name == UNPLACED);
-            for pair in pairs.iter().filter(|p| p.live.is_none() && self.create && made.insert(p.name.clone())) {
+            for pair in pairs.iter().filter(|p| p.live.is_none() && self.is_written(p) && made.insert(p.name.clone())) {
                 Apply::create(self.writer, rows, pair)?;
             }
             let touched: Vec<&Pair> = pairs.iter().filter(|p| self.is_written(p)).collect();
@@ -230,13 +243,22 @@ impl Work<'_> {
             let mut comparison = Comparison::new(&self.reader, rows, &schema, rules);
             for pair in &pairs {
                 (self.asked.watch)(Progress::Begins { what: "bringing rows back", bytes: None });
+                // What triggers have written by now counts as well.
+                let is_fed = touched.iter().any(|p| schema.triggers.fed_by(&p.name).contains_key(&pair.name.to_ascii_lowercase()));
+                comparison.beside(if is_fed { self.writer } else { &self.reader }, is_fed);
+                let brings = self.first.is_none_or(|f| f.has_rows_to_come(&pair.name));
+                let told = if is_all && brings { self.told_there(pair, &touched, &schema, &theirs, rules) } else { Vec::new() };
+                let quiet = Quiet::over(self.writer, &told, &pair.name)?;
+                apply.announces = quiet.is_over_its_own();
                 let counts = self.table(pair, &mut comparison, &mut apply)?;
+                drop(quiet);
                 done.compared.add(pair, counts, is_all);
                 if pair.live.is_none()
                     && !self.create
                     && let Some(shown) = done.compared.tables.get_mut(&pair.name)
                 {
-                    shown.left_alone = Some("the database has no such table; --into FILE writes one that has it");
+                    let why = "the database has no such table; --into FILE writes one that has it";
+                    shown.left_alone = Some(why.to_owned());
                 }
             }
             for pair in &unplaced {
@@ -259,6 +281,20 @@ impl Work<'_> {
 
     fn is_written(&self, pair: &Pair) -> bool {
         pair.left_alone.is_none() && pair.incomparable.is_none() && (pair.live.is_some() || self.create)
+    }
+
+    /// Tables to which the triggers of `pair` have added rows in the capture, which are brought back from there.
+    fn told_there(&self, pair: &Pair, touched: &[&Pair], live: &Schema, theirs: &Schema, rules: Rules) -> Vec<String> {
+        // Where a row may get another number, what its trigger says of it is not what the capture says.
+        if pair.live.is_none() || rules.identity(pair).is_some() || !live.triggers.fires_as(&pair.name, &theirs.triggers) {
+            return Vec::new();
+        }
+        let fed = live.triggers.fed_by(&pair.name);
+        let is_told = |p: &&&Pair| {
+            let feed = fed.get(&p.name.to_ascii_lowercase());
+            p.live.is_some() && !p.is_virtual && feed.is_some_and(|f| !f.changes)
+        };
+        touched.iter().filter(is_told).map(|p| p.name.clone()).collect()
     }
 
     fn table(&self, pair: &Pair, comparison: &mut Comparison<'_>, apply: &mut Apply<'_>) -> Result<Counts> {
@@ -299,7 +335,10 @@ impl Dangling {
             .0
             .iter()
             .filter(|(of, n)| self.0.get(of).unwrap_or(&0) < n)
-            .map(|((table, parent, _), n)| format!("{n} rows of {table} refer to rows of {parent} that are not there"))
+            .map(|((table, parent, _), n)| {
+                let refer = verb(*n, "refers", "refer");
+                format!("{} of {table} {refer} to rows of {parent} that are not there", count_of(*n, "row"))
+            })
             .collect();
         if more.is_empty() { Ok(()) } else { Err(Error::Dangling { found: more.join("; ") }) }
     }
@@ -329,7 +368,7 @@ fn still_missing(
     }
     let beyond = |table: &str, n: u64| n.saturating_sub(refused.get(table).copied().unwrap_or(0));
     let found = missing.iter().map(|(table, n)| (table, beyond(table, *n))).filter(|(_, n)| *n > 0);
-    Ok(found.map(|(table, n)| format!("{table}: {n} rows are missing")).collect())
+    Ok(found.map(|(table, n)| format!("{table}: {} {} missing", count_of(n, "row"), verb(n, "is", "are"))).collect())
 }
 
 fn missing_now(
@@ -355,11 +394,22 @@ fn read_back(
     Ok(still_missing(&reading, source, brought, refused)?.is_empty())
 }
 
-/// Says in the capture that every row of it that can be is in the database.
-fn mark(source: &Source) -> Result<()> {
-    let Some(place) = &source.place else { return Ok(()) };
-    let mark = place.join("merged");
-    statehouse_sqlite::files::open_private(&mark).and_then(|f| f.sync_all()).map_err(|e| io("create", &mark, e))
+/// Writes down that the capture was merged and what the merge has left, and tells it to the incidents that wait for it. The rows are
+/// safe without either, and a merge that is repeated writes it down.
+fn record(family: &Family, source: &Source, merged: &Merged) {
+    let Some(capture) = &source.capture else { return };
+    let merge = Merge {
+        at: u64::try_from(jiff::Timestamp::now().as_microsecond()).unwrap_or(0),
+        rows: capture.merge().map_or(0, |m| m.rows) + merged.rows,
+        conflicts: merged.shown.conflicting(),
+        list: merged.conflicts.clone(),
+        left: merged.shown.left(),
+    };
+    let _ = capture.set_merged(family, &merge);
+    // A process that still has the files may write into them what no capture has.
+    if live::refuse_danger(family).is_ok() {
+        let _ = incidents::brought_back(family, ROLE, capture, &merge);
+    }
 }
 
 /// Leaves a record beside the database. One that cannot be written keeps nobody from the answer.
@@ -374,11 +424,18 @@ fn tell(family: &Family, merged: &Merged) {
         family,
         Report {
             kind: Incident::Merged,
-            role: "retired merge".to_owned(),
+            role: ROLE.to_owned(),
             what: format!("the capture {}", merged.shown.id),
             cause: "somebody asked for what only the capture had".to_owned(),
             evidence: merged.before.iter().map(|p| p.to_string_lossy().into_owned()).collect(),
-            done: format!("{rows} rows were brought back, {conflicts} conflict and were left as they are"),
+            done: format!(
+                "{} {} brought back, {conflicts} {} and {} left as {}",
+                count_of(rows, "row"),
+                verb(rows, "was", "were"),
+                verb(conflicts, "conflicts", "conflict"),
+                verb(conflicts, "was", "were"),
+                verb(conflicts, "it is", "they are"),
+            ),
             lost: None,
             next,
             outcome: Outcome::Kept,

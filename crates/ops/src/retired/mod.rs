@@ -20,12 +20,15 @@ mod merge;
 mod own;
 mod pair;
 mod probe;
+mod quiet;
 mod rules;
 mod schema;
 mod scratch;
 mod show;
 mod source;
 mod sql;
+mod triggers;
+mod virtuals;
 #[cfg(test)]
 mod tests;
 

@@ -63,8 +63,8 @@ pub struct Source {
     pub begun_anew: u32,
     /// What the rows are read from.
     pub kind: Kind,
-    /// Its directory; `None` for a plain file.
-    pub place: Option<PathBuf>,
+    /// The capture; `None` for a plain file.
+    pub capture: Option<Capture>,
     /// The copy of the log, if there is one.
     pub log: Option<PathBuf>,
     /// What is known to be there and cannot be had, a sentence each.
@@ -117,12 +117,9 @@ impl Source {
         }
     }
 
-    /// Where the rows that stand against each other are listed.
-    pub fn conflicts(&self) -> PathBuf {
-        match &self.place {
-            Some(place) => place.join("conflicts.jsonl"),
-            None => PathBuf::from(format!("{}.conflicts.jsonl", self.id)),
-        }
+    /// Its directory; `None` for a plain file.
+    pub fn place(&self) -> Option<&Path> {
+        self.capture.as_ref().map(|c| c.place.as_path())
     }
 
     /// True if the first part is a database that is whole as of one commit, so that what is not in it was not there.
@@ -152,7 +149,7 @@ fn file(path: &Path, opening: &Opening<'_>) -> Result<Source> {
         transactions: 0,
         begun_anew: 0,
         kind: Kind::Image,
-        place: None,
+        capture: None,
         log: None,
         gone: Vec::new(),
         rows: Rows::Attached(attached),
@@ -178,7 +175,7 @@ fn of_capture(family: &Family, capture: &Capture, opening: &Opening<'_>) -> Resu
         transactions: commit.map_or(manifest.transactions, |c| c.transactions),
         begun_anew,
         kind: found.kind,
-        place: Some(capture.place.clone()),
+        capture: Some(capture.clone()),
         log,
         gone: found.gone,
         rows: found.rows,

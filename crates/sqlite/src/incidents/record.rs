@@ -272,6 +272,8 @@ impl Incident {
         self.last_at = new.at;
         self.closed_at = new.closed_at;
         self.outcome = new.outcome;
+        // What was proved before is about what happened before.
+        self.proved = new.proved;
         // What was lost before is not less lost because it happened again.
         self.lost = new.lost.or(self.lost);
         for (mine, new) in [(&mut self.cause, new.cause), (&mut self.done, new.done), (&mut self.next, new.next)] {
