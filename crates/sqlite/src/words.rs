@@ -69,7 +69,10 @@ mod tests {
     fn one_is_one_and_everything_else_is_many() {
         let words = ["row", "process", "entry", "day", "index", "branch"];
         assert_eq!(words.map(|w| count(1, w)), ["1 row", "1 process", "1 entry", "1 day", "1 index", "1 branch"]);
-        assert_eq!(words.map(|w| count(0, w)), ["0 rows", "0 processes", "0 entries", "0 days", "0 indexes", "0 branches"]);
+        assert_eq!(
+            words.map(|w| count(0, w)),
+            ["0 rows", "0 processes", "0 entries", "0 days", "0 indexes", "0 branches"]
+        );
         assert_eq!((count(2, "row"), verb(1, "was", "were"), verb(2, "was", "were")), ("2 rows".into(), "was", "were"));
     }
 

@@ -244,10 +244,16 @@ impl Work<'_> {
             for pair in &pairs {
                 (self.asked.watch)(Progress::Begins { what: "bringing rows back", bytes: None });
                 // What triggers have written by now counts as well.
-                let is_fed = touched.iter().any(|p| schema.triggers.fed_by(&p.name).contains_key(&pair.name.to_ascii_lowercase()));
+                let is_fed = touched
+                    .iter()
+                    .any(|p| schema.triggers.fed_by(&p.name).contains_key(&pair.name.to_ascii_lowercase()));
                 comparison.beside(if is_fed { self.writer } else { &self.reader }, is_fed);
                 let brings = self.first.is_none_or(|f| f.has_rows_to_come(&pair.name));
-                let told = if is_all && brings { self.told_there(pair, &touched, &schema, &theirs, rules) } else { Vec::new() };
+                let told = if is_all && brings {
+                    self.told_there(pair, &touched, &schema, &theirs, rules)
+                } else {
+                    Vec::new()
+                };
                 let quiet = Quiet::over(self.writer, &told, &pair.name)?;
                 apply.announces = quiet.is_over_its_own();
                 let counts = self.table(pair, &mut comparison, &mut apply)?;
@@ -258,7 +264,7 @@ impl Work<'_> {
                     && let Some(shown) = done.compared.tables.get_mut(&pair.name)
                 {
                     let why = "the database has no such table; --into FILE writes one that has it";
-                    shown.left_alone = Some(why.to_owned());
+                    (shown.left_alone, shown.is_beyond_us) = (Some(why.to_owned()), true);
                 }
             }
             for pair in &unplaced {
@@ -286,7 +292,10 @@ impl Work<'_> {
     /// Tables to which the triggers of `pair` have added rows in the capture, which are brought back from there.
     fn told_there(&self, pair: &Pair, touched: &[&Pair], live: &Schema, theirs: &Schema, rules: Rules) -> Vec<String> {
         // Where a row may get another number, what its trigger says of it is not what the capture says.
-        if pair.live.is_none() || rules.identity(pair).is_some() || !live.triggers.fires_as(&pair.name, &theirs.triggers) {
+        if pair.live.is_none()
+            || rules.identity(pair).is_some()
+            || !live.triggers.fires_as(&pair.name, &theirs.triggers)
+        {
             return Vec::new();
         }
         let fed = live.triggers.fed_by(&pair.name);

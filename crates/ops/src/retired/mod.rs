@@ -27,10 +27,10 @@ mod scratch;
 mod show;
 mod source;
 mod sql;
-mod triggers;
-mod virtuals;
 #[cfg(test)]
 mod tests;
+mod triggers;
+mod virtuals;
 
 pub use error::{Error, Result};
 pub use evidence::keep;

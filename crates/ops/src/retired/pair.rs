@@ -29,6 +29,8 @@ pub(super) struct Pair {
     pub(super) only_theirs: Vec<String>,
     /// Why its rows are compared and not brought back.
     pub(super) left_alone: Option<String>,
+    /// True if they are left alone because of what this program cannot do, and not because of what they say.
+    pub(super) is_beyond_us: bool,
     /// Why it cannot be compared.
     pub(super) incomparable: Option<String>,
     /// True if rows of it are read and written by a module.
@@ -90,6 +92,7 @@ impl Pair {
             numbered,
             incomparable,
             is_virtual: false,
+            is_beyond_us: false,
         }
     }
 
@@ -104,10 +107,7 @@ impl Pair {
             references: Vec::new(),
             triggers: 0,
         };
-        Pair {
-            incomparable: Some(why),
-            ..Pair::new(name.to_owned(), in_live.then_some(&table), &table, Rules::None)
-        }
+        Pair { incomparable: Some(why), ..Pair::new(name.to_owned(), in_live.then_some(&table), &table, Rules::None) }
     }
 
     /// True if a row that is brought back may get another number than it had.
@@ -144,13 +144,18 @@ pub(super) fn pairs(live: &Schema, theirs: &Schema, rules: Rules) -> Vec<Pair> {
         .collect();
     for pair in &mut waiting {
         if let Some(owner) = live.may_be_kept_by(&pair.name).or_else(|| theirs.may_be_kept_by(&pair.name)) {
-            let why = format!("it may be where the virtual table {owner} keeps what it holds, and the module of that is not here");
+            let why = format!(
+                "it may be where the virtual table {owner} keeps what it holds, and the module of that is not here"
+            );
             pair.left_alone.get_or_insert(why);
         }
     }
     let of_modules: Vec<Pair> = theirs.virtuals.values().filter_map(|v| of_module(v, live, &waiting, rules)).collect();
     let of_logs: Vec<Pair> = live.virtuals.iter().filter_map(|(lower, v)| of_log(lower, v, live, theirs)).collect();
     waiting.extend(of_modules.into_iter().chain(of_logs));
+    for pair in &mut waiting {
+        pair.is_beyond_us = pair.left_alone.is_some() && rules.left_alone(&pair.name).is_none();
+    }
     ordered(waiting, live)
 }
 
@@ -162,7 +167,8 @@ fn ordered(mut waiting: Vec<Pair>, live: &Schema) -> Vec<Pair> {
         .iter()
         .map(|p| {
             let own = p.name.to_ascii_lowercase();
-            let earlier = parents(p).chain(live.triggers.feeders(&own)).filter(|t| *t != own && all.contains(t)).collect();
+            let earlier =
+                parents(p).chain(live.triggers.feeders(&own)).filter(|t| *t != own && all.contains(t)).collect();
             (own, earlier)
         })
         .collect();
@@ -195,15 +201,17 @@ fn of_module(theirs: &Virtual, live: &Schema, plain: &[Pair], rules: Rules) -> O
         // What it holds comes with the rows of the tables whose triggers fill it, under the numbers that these get.
         (Holds::Rows(_) | Holds::Words, Some(_)) if feeding.iter().any(|p| p.may_renumber(rules)) => None,
         (Holds::Words, Some(_)) if !feeding.is_empty() => None,
-        (Holds::Words, _) => unread(
-            "it is a search index that keeps no text; its program must index the rows that come back once more",
-        ),
+        (Holds::Words, _) => {
+            unread("it is a search index that keeps no text; its program must index the rows that come back once more")
+        }
         (Holds::Unread { why, .. }, _) | (_, Some(Holds::Unread { why, .. })) => unread(why),
-        (Holds::Rows(table), Some(Holds::Rows(own))) => {
-            Some(Pair { is_virtual: true, ..Pair::new(own.name.clone(), Some(own), table, rules) })
+        (Holds::Rows(table), Some(Holds::Rows(here))) => {
+            let left_alone = own.and_then(|o| o.unwritable.clone());
+            Some(Pair { is_virtual: true, left_alone, ..Pair::new(here.name.clone(), Some(here), table, rules) })
         }
         (Holds::Rows(table), None) => {
-            Some(Pair { is_virtual: true, ..Pair::new(table.name.clone(), None, table, rules) })
+            let left_alone = theirs.unwritable.clone();
+            Some(Pair { is_virtual: true, left_alone, ..Pair::new(table.name.clone(), None, table, rules) })
         }
         (Holds::Rows(_), Some(_)) => unread("it is of another kind in the database"),
     }
@@ -214,7 +222,8 @@ fn of_log(lower: &str, own: &Virtual, live: &Schema, theirs: &Schema) -> Option<
     let kept = [own.content_table(), format!("{lower}_rowid")];
     let has_pages = !theirs.virtuals.contains_key(lower) && kept.iter().any(|t| theirs.tables.contains_key(t));
     let fed = !live.triggers.feeders(lower).is_empty();
-    let why = "the capture has the pages of its log alone, and what a module keeps there cannot be read without the others";
+    let why =
+        "the capture has the pages of its log alone, and what a module keeps there cannot be read without the others";
     (has_pages && !fed && matches!(own.holds, Holds::Rows(_))).then(|| Pair::unread(&own.name, true, why.to_owned()))
 }
 

@@ -39,7 +39,9 @@ impl<'a> Quiet<'a> {
             };
             quiet.names.push(name.clone());
             let table = quoted(table);
-            writer.execute_batch(&format!("CREATE TEMP TRIGGER {name} BEFORE INSERT ON main.{table} BEGIN {what}; END"))?;
+            writer.execute_batch(&format!(
+                "CREATE TEMP TRIGGER {name} BEFORE INSERT ON main.{table} BEGIN {what}; END"
+            ))?;
         }
         Ok(quiet)
     }

@@ -96,9 +96,8 @@ impl Schema {
                 schema.tables.insert(lower, table(connection, name, without_rowid)?);
             }
         }
-        let mut all = connection.prepare(
-            "SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND rootpage = 0 AND sql IS NOT NULL",
-        )?;
+        let mut all = connection
+            .prepare("SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND rootpage = 0 AND sql IS NOT NULL")?;
         let mut rows = all.query([])?;
         while let Some(row) = rows.next()? {
             let (name, text): (String, String) = (row.get(0)?, row.get(1)?);
@@ -116,7 +115,9 @@ impl Schema {
     pub(super) fn may_be_kept_by(&self, table: &str) -> Option<&str> {
         let table = table.to_ascii_lowercase();
         let mut foreign = self.virtuals.iter().filter(|(_, v)| matches!(v.holds, Holds::Unread { foreign: true, .. }));
-        foreign.find(|(name, _)| table.strip_prefix(*name).is_some_and(|rest| rest.starts_with('_'))).map(|(_, v)| v.name.as_str())
+        foreign
+            .find(|(name, _)| table.strip_prefix(*name).is_some_and(|rest| rest.starts_with('_')))
+            .map(|(_, v)| v.name.as_str())
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&Table> {

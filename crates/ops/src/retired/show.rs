@@ -65,6 +65,9 @@ pub struct TableShown {
     /// Why its missing rows are not brought back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_alone: Option<String>,
+    /// True if that is because of what this program cannot do.
+    #[serde(skip)]
+    pub(super) is_beyond_us: bool,
     /// Why it was not compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_compared: Option<String>,
@@ -155,11 +158,16 @@ impl Shown {
             if let Some(why) = &table.not_compared {
                 left.push(format!("the table {name} was not compared: {why}"));
             }
-            if let (Some(why), true) = (&table.left_alone, table.only_captured && table.missing > 0) {
-                left.push(format!("{} of {name} were not brought back: {why}", count_of(table.missing, "row")));
+            let rows = table.missing + table.renumbered + table.conflicting;
+            if let (Some(why), true) = (&table.left_alone, table.is_beyond_us && rows > 0) {
+                let were = verb(rows, "was", "were");
+                left.push(format!("{} of {name} {were} not brought back: {why}", count_of(rows, "row")));
             }
             if !table.columns_only_captured.is_empty() {
-                left.push(format!("only the capture has these columns of {name}: {}", table.columns_only_captured.join(", ")));
+                left.push(format!(
+                    "only the capture has these columns of {name}: {}",
+                    table.columns_only_captured.join(", ")
+                ));
             }
         }
         if self.unplaced > 0 {
@@ -335,6 +343,7 @@ fn table(pair: &Pair, counts: Counts, from_log: bool) -> TableShown {
         columns_only_here: pair.only_live.clone(),
         columns_only_captured: pair.only_theirs.clone(),
         left_alone: pair.left_alone.clone(),
+        is_beyond_us: pair.is_beyond_us,
         not_compared: pair.incomparable.clone(),
         rows: None,
     }

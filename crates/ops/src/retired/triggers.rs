@@ -114,7 +114,7 @@ fn parse(text: &str) -> Option<(Event, Vec<Act>)> {
     let event = all.get(at..)?.iter().find_map(event)?;
     let begin = all.iter().position(|t| t.depth == 0 && t.is("begin"))?;
     let statements = all.get(begin + 1..)?.split(|t| t.depth == 0 && t.text == ";");
-    Some((event, statements.filter_map(act).collect()))
+    Some((event, statements.filter_map(acts).flatten().collect()))
 }
 
 fn event(token: &Token<'_>) -> Option<Event> {
@@ -124,7 +124,7 @@ fn event(token: &Token<'_>) -> Option<Event> {
 }
 
 /// What a statement writes; `None` if it only reads.
-fn act(statement: &[Token<'_>]) -> Option<Act> {
+fn acts(statement: &[Token<'_>]) -> Option<Vec<Act>> {
     let own: Vec<&Token<'_>> = statement.iter().filter(|t| t.depth == 0).collect();
     let first = own.iter().position(|t| event(t).is_some() || t.is("replace"))?;
     let event = event(own[first]).unwrap_or(Event::Insert);
@@ -134,8 +134,15 @@ fn act(statement: &[Token<'_>]) -> Option<Act> {
         name += 1;
     }
     let upserts = own.windows(2).any(|w| w[0].is("on") && w[1].is("conflict"));
-    let adds = event == Event::Insert && !own[first].is("replace") && !otherwise && !upserts;
-    Some(Act { event, table: unquote(own.get(name)?.text).to_ascii_lowercase(), adds })
+    let replaces = own[first].is("replace") || otherwise && own.get(first + 2).is_some_and(|t| t.is("replace"));
+    let adds = event == Event::Insert && !replaces && !otherwise && !upserts;
+    let table = unquote(own.get(name)?.text).to_ascii_lowercase();
+    let mut acts = vec![Act { event, table: table.clone(), adds }];
+    // The row that is there already is changed, or gives way.
+    for (event, is) in [(Event::Update, upserts), (Event::Delete, replaces)] {
+        acts.extend(is.then(|| Act { event, table: table.clone(), adds: false }));
+    }
+    Some(acts)
 }
 
 #[cfg(test)]

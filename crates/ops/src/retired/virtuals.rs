@@ -17,6 +17,8 @@ use crate::maintenance::vacuum::{split, unquote};
 pub(super) struct Virtual {
     pub(super) name: String,
     pub(super) holds: Holds,
+    /// Why its rows can be read and not written.
+    pub(super) unwritable: Option<String>,
 }
 
 /// What a virtual table holds.
@@ -62,7 +64,9 @@ impl Virtual {
             };
             Holds::Unread { why, foreign: true }
         };
-        Virtual { name, holds }
+        let is_index = is_one_of(&SEARCH) && matches!(holds, Holds::Rows(_));
+        let unwritable = is_index.then(|| tokenizer(connection, &name)).flatten();
+        Virtual { name, holds, unwritable }
     }
 
     /// The table in which a search index keeps its text.
@@ -99,6 +103,14 @@ fn rows(connection: &Connection, name: &str, hidden: Option<&str>, numbered: boo
             Holds::Unread { why, foreign: e.to_string().contains("no such module") }
         }
     }
+}
+
+/// Why a search index cannot take a text. It looks for its tokenizer only when it has something to take apart.
+fn tokenizer(connection: &Connection, name: &str) -> Option<String> {
+    let name = quoted(name);
+    let asked = connection.prepare(&format!("SELECT 1 FROM {name} WHERE {name} MATCH 'a' LIMIT 1"));
+    let found = asked.and_then(|mut q| q.query([])?.next().map(drop));
+    found.err().map(|e| format!("this SQLite cannot write it ({e})"))
 }
 
 fn described(connection: &Connection, name: &str, hidden: Option<&str>, numbered: bool) -> rusqlite::Result<Table> {
@@ -142,12 +154,15 @@ mod tests {
 
     use super::*;
 
-    fn holds(sql: &str) -> String {
+    fn read(sql: &str) -> Virtual {
         let c = Connection::open_in_memory().unwrap();
         c.execute_batch(sql).unwrap();
-        let text: String =
-            c.query_row("SELECT sql FROM sqlite_schema WHERE name = 'v'", [], |r| r.get(0)).unwrap();
-        match Virtual::read(&c, "v".to_owned(), &text).holds {
+        let text: String = c.query_row("SELECT sql FROM sqlite_schema WHERE name = 'v'", [], |r| r.get(0)).unwrap();
+        Virtual::read(&c, "v".to_owned(), &text)
+    }
+
+    fn holds(sql: &str) -> String {
+        match read(sql).holds {
             Holds::Rows(t) => t.columns.iter().map(|c| c.name.as_str()).collect::<Vec<_>>().join(" "),
             Holds::Unread { why, foreign } => format!("{why} {foreign}"),
             other => format!("{other:?}"),
@@ -161,7 +176,25 @@ mod tests {
         assert_eq!(holds("CREATE VIRTUAL TABLE v USING fts5(a, content='')"), "Words");
         assert_eq!(holds("CREATE VIRTUAL TABLE v USING fts4(content=\"using t\", a)"), "Index(\"using t\")");
         assert_eq!(holds("CREATE VIRTUAL TABLE v USING rtree(id, x0, x1, +name)"), "id x0 x1 name");
-        assert_eq!(holds("CREATE VIRTUAL TABLE f USING fts5(a); CREATE VIRTUAL TABLE v USING fts5vocab(f, row)"), "Nothing");
+        assert_eq!(
+            holds("CREATE VIRTUAL TABLE f USING fts5(a); CREATE VIRTUAL TABLE v USING fts5vocab(f, row)"),
+            "Nothing"
+        );
+    }
+
+    #[test]
+    fn an_index_whose_tokenizer_is_not_here_can_be_read_and_not_written() {
+        let index = |tokenizer: &str| {
+            format!(
+                "CREATE VIRTUAL TABLE v USING fts5(a); INSERT INTO v VALUES('x'); PRAGMA writable_schema = ON;
+                 UPDATE sqlite_schema SET sql = 'CREATE VIRTUAL TABLE v USING fts5(a, tokenize=''{tokenizer}'')'
+                   WHERE name = 'v'; PRAGMA writable_schema = RESET"
+            )
+        };
+        let of_program = read(&index("cjk_unicode61"));
+        assert!(matches!(of_program.holds, Holds::Rows(_)), "{of_program:?}");
+        assert!(of_program.unwritable.unwrap().contains("cjk_unicode61"));
+        assert_eq!(read(&index("porter")).unwritable, None);
     }
 
     #[test]
@@ -172,8 +205,11 @@ mod tests {
                  UPDATE sqlite_schema SET sql = '{sql}' WHERE name = 'v'; PRAGMA writable_schema = RESET"
             ))
         };
-        assert_eq!(foreign("CREATE VIRTUAL TABLE v USING vec0(a float[4])"), "its module vec0 is not in this SQLite true");
-        let tokenizer = foreign("CREATE VIRTUAL TABLE v USING fts5(a, tokenize=''cjk_unicode61'')");
-        assert!(tokenizer.contains("cjk_unicode61") && tokenizer.ends_with("false"), "{tokenizer}");
+        assert_eq!(
+            foreign("CREATE VIRTUAL TABLE v USING vec0(a float[4])"),
+            "its module vec0 is not in this SQLite true"
+        );
+        let older = foreign("CREATE VIRTUAL TABLE v USING fts4(a, tokenize=cjk)");
+        assert!(older.contains("cjk") && older.ends_with("false"), "{older}");
     }
 }

@@ -56,7 +56,8 @@ fn is_about_files(kind: Kind) -> bool {
 fn proved(merged: &Capture, merge: &Merge) -> String {
     let foreign = merged.manifest.by.is_some() || merged.origin == Origin::Hermes;
     let after = "what its process wrote after it was captured is not in it, and is not known";
-    let all = format!("every row of the capture {} is in the database, where a fresh connection has read it", merged.id);
+    let all =
+        format!("every row of the capture {} is in the database, where a fresh connection has read it", merged.id);
     match (merge.is_complete(), foreign) {
         (true, false) => String::new(),
         (true, true) => format!("{all}; {after}"),
@@ -82,11 +83,19 @@ fn next(incident: &Incident, merged: &Capture, merge: &Merge, captures: &[Captur
         todo.push(format!("Look at the rows that stand against each other in {}.", list.display()));
     }
     if !merge.left.is_empty() {
-        todo.push(format!("See what else is not in the database: `statehouse retired show {} {}`", word(&merged.id), word(database)));
+        todo.push(format!(
+            "See what else is not in the database: `statehouse retired show {} {}`",
+            word(&merged.id),
+            word(database)
+        ));
     }
     let waits = |c: &&Capture| c.id != merged.id && incident.names(&c.id) && !is_settled(c, merged, captures);
     if let Some(other) = captures.iter().find(waits) {
-        todo.push(format!("Bring back what only another capture has: `statehouse retired merge {} {}`", word(&other.id), word(database)));
+        todo.push(format!(
+            "Bring back what only another capture has: `statehouse retired merge {} {}`",
+            word(&other.id),
+            word(database)
+        ));
     }
     todo.join(" ")
 }
@@ -99,7 +108,9 @@ fn is_settled(capture: &Capture, just: &Capture, all: &[Capture]) -> bool {
         if at.id == just.id || at.merge().is_some_and(|m| m.is_complete()) {
             return true;
         }
-        let Some(newer) = all.iter().find(|c| c.manifest.supersedes.as_deref() == Some(at.id.as_str())) else { return false };
+        let Some(newer) = all.iter().find(|c| c.manifest.supersedes.as_deref() == Some(at.id.as_str())) else {
+            return false;
+        };
         at = newer;
     }
     false

@@ -290,7 +290,8 @@ impl Incident {
     pub(super) fn names(&self, capture: &str) -> bool {
         let in_a_word = |c: char| c.is_alphanumeric() || matches!(c, '-' | '.' | '_');
         let named = |text: &String| {
-            text.match_indices(capture).any(|(at, id)| !text[at + id.len()..].starts_with(in_a_word) && !text[..at].ends_with(in_a_word))
+            text.match_indices(capture)
+                .any(|(at, id)| !text[at + id.len()..].starts_with(in_a_word) && !text[..at].ends_with(in_a_word))
         };
         !capture.is_empty() && (self.evidence.iter().any(named) || named(&self.done) || named(&self.next))
     }

@@ -3,8 +3,11 @@
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test stops at the first surprise")]
 
 mod bring;
+mod fed;
+mod modules;
 mod random;
 mod tables;
+mod untouched;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

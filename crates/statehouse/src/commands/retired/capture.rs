@@ -4,8 +4,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use statehouse_ops::progress::Progress;
 use statehouse_sqlite::Family;
-use statehouse_sqlite::words::count;
 use statehouse_sqlite::capture::{self, Capture, Failed, Taken, Took, Wanted, Whose};
+use statehouse_sqlite::words::count;
 
 use crate::args::{RetiredCapture, Target};
 use crate::commands::Context;
