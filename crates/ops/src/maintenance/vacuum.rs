@@ -14,6 +14,7 @@ use std::time::Instant;
 use rusqlite::{Connection, OptionalExtension as _};
 use serde::Serialize;
 use statehouse_sqlite::headers::Journal;
+use statehouse_sqlite::words;
 use statehouse_sqlite::{Family, Member};
 
 use super::error::{Error, Result};
@@ -43,9 +44,10 @@ impl Worth {
             return None;
         }
         Some(format!(
-            "{} of {} pages are free ({bytes} bytes, {:.1} %), and it is worth it from {} bytes and {:.0} % on",
+            "{} of {} {} free ({bytes} bytes, {:.1} %), and it is worth it from {} bytes and {:.0} % on",
             pages.free,
-            pages.pages,
+            words::count(pages.pages, "page"),
+            words::verb(pages.free, "is", "are"),
             share * 100.0,
             self.bytes,
             self.share * 100.0
@@ -145,7 +147,12 @@ pub fn plan(look: &Look, worth: Worth, temporary: &Temporary, forecast: Forecast
         Err(e) => (None, Some(e)),
     };
     let would = match &reason {
-        None => format!("rewrite {} pages without the {} that hold nothing", pages.pages, pages.free),
+        None => format!(
+            "rewrite {} without the {} that {} nothing",
+            words::count(pages.pages, "page"),
+            pages.free,
+            words::verb(pages.free, "holds", "hold")
+        ),
         Some(reason) => format!("do nothing: {reason}"),
     };
     // What is not done needs no room.

@@ -18,6 +18,7 @@ use statehouse_sqlite::capture::{self, Capture};
 use statehouse_sqlite::holders;
 use statehouse_sqlite::salvage::{self, Salvaged};
 use statehouse_sqlite::secure::{self, Purpose};
+use statehouse_sqlite::words;
 use statehouse_sqlite::{Family, files, immutable, wal};
 
 use super::beyond::{self, Beyond};
@@ -288,12 +289,13 @@ fn gone(salvaged: &Salvaged) -> Vec<String> {
     let mut gone = Vec::new();
     if salvaged.broken > 0 {
         gone.push(format!(
-            "{} rows of the log go on over pages that are not in it and that another process has used for something else",
-            salvaged.broken
+            "{} of the log {} on over pages that are not in it and that another process has used for something else",
+            words::count(salvaged.broken, "row"),
+            words::verb(salvaged.broken, "goes", "go")
         ));
     }
     if !salvaged.unreadable.is_empty() {
-        gone.push(format!("{} pages of the log cannot be read", salvaged.unreadable.len()));
+        gone.push(format!("{} of the log cannot be read", words::count(salvaged.unreadable.len() as u64, "page")));
     }
     gone
 }

@@ -96,3 +96,43 @@ impl Capture {
         captures::sync_directory(&directory)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test stops at the first surprise")]
+
+    use super::*;
+
+    /// A directory with captures that were all merged; the second one has kept a row.
+    fn merged(captures: usize) -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let parent = directory.path().join("app.db.statehouse/retired");
+        for n in 0..captures {
+            let place = parent.join(format!("{n:02}"));
+            std::fs::create_dir_all(&place).unwrap();
+            std::fs::write(place.join(captures::MANIFEST), r#"{"version":2,"generation":{}}"#).unwrap();
+            let merge = Merge { conflicts: u64::from(n == 1), ..Merge::default() };
+            let mark = if n == 0 { Vec::new() } else { serde_json::to_vec(&merge).unwrap() };
+            std::fs::write(place.join(MERGED), mark).unwrap();
+        }
+        (directory, parent)
+    }
+
+    #[test]
+    fn a_capture_that_has_kept_conflicts_is_never_removed_to_make_room() {
+        let (_directory, parent) = merged(captures::KEPT + 4);
+        captures::prune(&parent);
+        let left: Vec<_> = captures::complete(&parent);
+        assert_eq!(left.len(), captures::KEPT + 1, "{left:?}");
+        assert!(parent.join("01").exists() && !parent.join("00").exists(), "{left:?}");
+    }
+
+    #[test]
+    fn an_empty_mark_is_that_of_an_opener_that_took_over_everything() {
+        let (directory, _) = merged(2);
+        let family = Family::of(&directory.path().join("app.db")).unwrap();
+        let found = crate::capture::list(&family).unwrap();
+        let complete: Vec<_> = found.iter().map(|c| (c.id.as_str(), c.merge().unwrap().is_complete())).collect();
+        assert_eq!(complete, [("00", true), ("01", false)]);
+    }
+}
