@@ -209,6 +209,9 @@ fn what_a_lockless_gateway_of_ours_had_is_taken_over_when_it_is_merged() {
     let copy = Path::new(merged["before"].as_str().unwrap_or_else(|| panic!("no copy beforehand: {merged}")));
     assert_eq!(number(copy, "SELECT count(*) FROM message"), before as u64);
     assert_eq!(messages(&home).len(), 2 * before);
+    let told = incidents(&home.store(), "retired_generation").remove(0);
+    assert_eq!(told["open"], false, "nothing is left to do: {told:#}");
+    assert!(told["proved"].as_str().unwrap().contains(&id), "{told:#}");
     assert_eq!(merge(&id, &home.store())["rows"], 0);
 }
 

@@ -97,7 +97,7 @@ impl Pair {
     }
 
     /// A table of which nothing can be said but why.
-    fn unread(name: &str, in_live: bool, why: String) -> Pair {
+    pub(super) fn unread(name: &str, in_live: bool, why: String) -> Pair {
         let table = Table {
             name: name.to_owned(),
             columns: Vec::new(),
@@ -167,8 +167,10 @@ fn ordered(mut waiting: Vec<Pair>, live: &Schema) -> Vec<Pair> {
         .iter()
         .map(|p| {
             let own = p.name.to_ascii_lowercase();
-            let earlier =
-                parents(p).chain(live.triggers.feeders(&own)).filter(|t| *t != own && all.contains(t)).collect();
+            let earlier = parents(p)
+                .chain(live.triggers.feeders(&own).iter().cloned())
+                .filter(|t| *t != own && all.contains(t))
+                .collect();
             (own, earlier)
         })
         .collect();

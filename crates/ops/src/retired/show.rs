@@ -148,7 +148,14 @@ impl Shown {
 
     /// True if it is known that the database has every row of the capture, and all of each row.
     pub fn is_all_here(&self) -> bool {
-        self.to_bring_back() == 0 && self.conflicting() == 0 && self.left().is_empty()
+        self.to_bring_back() == 0 && self.conflicting() == 0 && self.left().is_empty() && self.of_the_file().is_empty()
+    }
+
+    /// Tables whose rows differ and are left where they are, because they say something about their file alone.
+    pub(super) fn of_the_file(&self) -> Vec<String> {
+        let is_left =
+            |t: &TableShown| t.left_alone.is_some() && !t.is_beyond_us && t.missing + t.renumbered + t.conflicting > 0;
+        self.tables.iter().filter(|(_, t)| is_left(t)).map(|(name, _)| name.clone()).collect()
     }
 
     /// What a merge leaves in the capture beside conflicts, or may leave there, a sentence each.
@@ -305,16 +312,29 @@ pub(super) fn compare(live: &Connection, source: &Source, watch: Watch<'_>, sink
             }
             watch(Progress::Begins { what: "comparing", bytes: None });
             let counts = match &pair.incomparable {
-                Some(_) => Counts::default(),
-                None => comparison.table(&pair, sink)?,
+                Some(_) => Ok(Counts::default()),
+                None => comparison.table(&pair, sink),
             };
-            compared.add(&pair, counts, is_all);
+            compared.take(&pair, counts, is_all)?;
         }
     }
     Ok(compared)
 }
 
 impl Compared {
+    /// As [`Compared::add`], of a comparison that may have failed. What a module keeps can be damaged while everything else is
+    /// sound; then that table alone is not compared.
+    pub(super) fn take(&mut self, pair: &Pair, counts: Result<Counts>, is_all: bool) -> Result<()> {
+        match counts {
+            Err(e) if pair.is_virtual && e.is_of_the_database() => {
+                let why = format!("what its module keeps is damaged ({})", e.detail());
+                self.add(&Pair::unread(&pair.name, pair.live.is_some(), why), Counts::default(), is_all);
+            }
+            counts => self.add(pair, counts?, is_all),
+        }
+        Ok(())
+    }
+
     /// Adds what one part of a capture has of a table; `is_all` if that is all that the capture had of it.
     pub(super) fn add(&mut self, pair: &Pair, counts: Counts, is_all: bool) {
         let new = table(pair, counts, !is_all);

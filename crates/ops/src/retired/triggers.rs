@@ -41,7 +41,11 @@ struct Trigger {
 
 /// All triggers of a database.
 #[derive(Debug, Default)]
-pub(super) struct Triggers(Vec<Trigger>);
+pub(super) struct Triggers {
+    all: Vec<Trigger>,
+    /// For each table that is fed the tables of which it is.
+    feeders: BTreeMap<String, Vec<String>>,
+}
 
 /// How rows come into a table when one is inserted into another.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -59,7 +63,14 @@ impl Triggers {
             let (event, acts) = parse(&text).map_or((None, Vec::new()), |(e, acts)| (Some(e), acts));
             Ok(Trigger { name, table: table.to_ascii_lowercase(), event, acts, text })
         };
-        Ok(Triggers(rows.map(parse).collect::<rusqlite::Result<_>>()?))
+        let mut found = Triggers { all: rows.map(parse).collect::<rusqlite::Result<_>>()?, feeders: BTreeMap::new() };
+        let firing: BTreeSet<String> = found.all.iter().map(|t| t.table.clone()).collect();
+        for table in firing {
+            for fed in found.fed_by(&table).into_keys() {
+                found.feeders.entry(fed).or_default().push(table.clone());
+            }
+        }
+        Ok(found)
     }
 
     /// Every table into which rows come when one is inserted into `table`, through however many triggers.
@@ -67,17 +78,15 @@ impl Triggers {
         self.fired_by(table).1
     }
 
-    /// Tables of which `table` is fed.
-    pub(super) fn feeders(&self, table: &str) -> Vec<String> {
-        let table = table.to_ascii_lowercase();
-        let all: BTreeSet<&String> = self.0.iter().map(|t| &t.table).collect();
-        all.into_iter().filter(|t| self.fed_by(t).contains_key(&table)).cloned().collect()
+    /// Tables of which `table` is fed, in lower case.
+    pub(super) fn feeders(&self, table: &str) -> &[String] {
+        self.feeders.get(&table.to_ascii_lowercase()).map_or(&[], Vec::as_slice)
     }
 
     /// True if a row that is inserted into `table` fires the same triggers there as here, so that what they have added is there.
     pub(super) fn fires_as(&self, table: &str, there: &Triggers) -> bool {
         let same = |a: &Trigger, b: &Trigger| a.name.eq_ignore_ascii_case(&b.name) && a.text == b.text;
-        self.fired_by(table).0.into_iter().all(|fired| there.0.iter().any(|t| same(fired, t)))
+        self.fired_by(table).0.into_iter().all(|fired| there.all.iter().any(|t| same(fired, t)))
     }
 
     fn fired_by(&self, table: &str) -> (Vec<&Trigger>, BTreeMap<String, Feed>) {
@@ -89,7 +98,7 @@ impl Triggers {
             if !seen.insert(at.clone()) {
                 continue;
             }
-            for trigger in self.0.iter().filter(|t| t.table == at.1 && t.event == Some(at.0)) {
+            for trigger in self.all.iter().filter(|t| t.table == at.1 && t.event == Some(at.0)) {
                 fired.push(trigger);
                 for act in &trigger.acts {
                     if act.event == Event::Insert {

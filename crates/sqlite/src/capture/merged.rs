@@ -39,6 +39,9 @@ pub struct Merge {
     /// What else is not in the database, or not known to be, a sentence each.
     #[serde(default)]
     pub left: Vec<String>,
+    /// Tables whose rows say something about their file alone, and differ; they stay where they are.
+    #[serde(default)]
+    pub of_the_file: Vec<String>,
 }
 
 impl Merge {
@@ -73,6 +76,11 @@ impl Capture {
     /// True if it was merged, so that nobody merges it again by itself.
     pub fn is_merged(&self) -> bool {
         self.merge().is_some()
+    }
+
+    /// True if an opener has taken its rows over into a log that was not copied yet when it did.
+    pub fn is_in_the_log(&self) -> bool {
+        self.place.join(captures::INTO).exists()
     }
 
     /// Writes down that it was merged into `family`. Of a capture that does not lie beside that database nothing is written.

@@ -56,8 +56,12 @@ fn is_about_files(kind: Kind) -> bool {
 fn proved(merged: &Capture, merge: &Merge) -> String {
     let foreign = merged.manifest.by.is_some() || merged.origin == Origin::Hermes;
     let after = "what its process wrote after it was captured is not in it, and is not known";
+    let but = match merge.of_the_file.as_slice() {
+        [] => String::new(),
+        tables => format!(" (but for {}, which says something about its file alone)", tables.join(", ")),
+    };
     let all =
-        format!("every row of the capture {} is in the database, where a fresh connection has read it", merged.id);
+        format!("every row of the capture {}{but} is in the database, where a fresh connection has read it", merged.id);
     match (merge.is_complete(), foreign) {
         (true, false) => String::new(),
         (true, true) => format!("{all}; {after}"),

@@ -155,3 +155,18 @@ fn a_search_index_that_only_the_capture_has_comes_with_its_texts() {
     assert_eq!(two.rows("SELECT body FROM n WHERE n MATCH 'text'"), ["\"text\""]);
     assert_eq!(two.merge().rows, 0);
 }
+
+#[test]
+fn a_search_index_that_is_damaged_is_named_and_everything_else_comes_back() {
+    let two = Two::new(
+        "CREATE TABLE t(id INTEGER PRIMARY KEY); CREATE VIRTUAL TABLE f USING fts5(a); INSERT INTO f VALUES('one')",
+        "UPDATE f_data SET block = x'00'",
+        "INSERT INTO t VALUES(1); INSERT INTO f VALUES('two')",
+    );
+    let shown = two.show();
+    assert_eq!(shown.tables["f"].missing, 1);
+    assert!(shown.tables["f"].left_alone.is_some());
+    let merged = two.merge();
+    assert_eq!(merged.brought.into_iter().collect::<Vec<_>>(), [("t".to_owned(), 1)]);
+    assert!(!two.merge().shown.is_all_here());
+}
