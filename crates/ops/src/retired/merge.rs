@@ -263,7 +263,7 @@ impl Work<'_> {
                 };
                 let quiet = Quiet::over(self.writer, &told, &pair.name)?;
                 apply.announces = quiet.is_over_its_own();
-                let counts = self.table(pair, &mut comparison, &mut apply);
+                let counts = self.by_itself(pair, &mut comparison, &mut apply);
                 drop(quiet);
                 done.compared.take(pair, counts, is_all)?;
                 if pair.live.is_none()
@@ -311,6 +311,26 @@ impl Work<'_> {
             p.live.is_some() && !p.is_virtual && feed.is_some_and(|f| !f.changes)
         };
         touched.iter().filter(is_told).map(|p| p.name.clone()).collect()
+    }
+
+    /// What a module cannot take is undone alone. It keeps rows in memory until it must write them, and would else fail at the very end.
+    fn by_itself(&self, pair: &Pair, comparison: &mut Comparison<'_>, apply: &mut Apply<'_>) -> Result<Counts> {
+        if !pair.is_virtual || !self.is_written(pair) {
+            return self.table(pair, comparison, apply);
+        }
+        self.writer.execute_batch("SAVEPOINT statehouse_module")?;
+        let counts = self.table(pair, comparison, apply).and_then(|counts| {
+            // A savepoint has it written down.
+            self.writer.execute_batch("SAVEPOINT statehouse_written; RELEASE statehouse_written")?;
+            Ok(counts)
+        });
+        if counts.as_ref().is_err_and(Error::may_be_of_a_module) {
+            self.writer.execute_batch("ROLLBACK TO statehouse_module")?;
+            apply.brought.remove(&pair.name);
+            apply.refused.remove(&pair.name);
+        }
+        self.writer.execute_batch("RELEASE statehouse_module")?;
+        counts
     }
 
     fn table(&self, pair: &Pair, comparison: &mut Comparison<'_>, apply: &mut Apply<'_>) -> Result<Counts> {
@@ -380,7 +400,7 @@ fn still_missing(
             }
             let counts = match again.table(pair, &mut Listing { rows: None }) {
                 // It is named as one that was not compared.
-                Err(e) if pair.is_virtual && e.is_of_the_database() => continue,
+                Err(e) if pair.is_virtual && e.may_be_of_a_module() => continue,
                 counts => counts?,
             };
             *missing.entry(pair.name.clone()).or_default() += counts.missing + counts.renumbered;

@@ -326,8 +326,8 @@ impl Compared {
     /// sound; then that table alone is not compared.
     pub(super) fn take(&mut self, pair: &Pair, counts: Result<Counts>, is_all: bool) -> Result<()> {
         match counts {
-            Err(e) if pair.is_virtual && e.is_of_the_database() => {
-                let why = format!("what its module keeps is damaged ({})", e.detail());
+            Err(e) if pair.is_virtual && e.may_be_of_a_module() => {
+                let why = format!("its module fails, so what that keeps is probably damaged ({e} {})", e.detail());
                 self.add(&Pair::unread(&pair.name, pair.live.is_some(), why), Counts::default(), is_all);
             }
             counts => self.add(pair, counts?, is_all),
