@@ -11,8 +11,6 @@ use rusqlite::Connection;
 use serde::Serialize;
 use statehouse_sqlite::Family;
 use statehouse_sqlite::capture::{self, Capture, Merge};
-use statehouse_sqlite::incidents::{self, Kind as Incident, Outcome, Report};
-use statehouse_sqlite::words::{count as count_of, verb};
 
 use super::apply::{Apply, Sessions};
 use super::base::Base;
@@ -21,16 +19,15 @@ use super::conflicts::List;
 use super::error::{Error, Result};
 use super::live::{self, Reading, Writing};
 use super::pair::{Pair, pairs, unkept};
+use super::proved::{Dangling, missing_now, read_back};
 use super::quiet::Quiet;
 use super::rules::Rules;
 use super::schema::Schema;
 use super::show::{Asked, Compared, Listing, Shown, UNPLACED, compare, lacks, shown};
 use super::source::Source;
-use crate::maintenance::{look, quoted, whole};
+use super::told::{record, settle, tell};
+use crate::maintenance::{look, whole};
 use crate::progress::Progress;
-
-/// The role of whoever merges a capture.
-const ROLE: &str = "retired merge";
 
 /// Keeps a copy of the database as it is, before anything is changed, and says where.
 pub type Evidence<'a> = &'a dyn Fn() -> Result<PathBuf>;
@@ -340,152 +337,4 @@ impl Work<'_> {
             None => comparison.table(pair, apply),
         }
     }
-}
-
-/// Rows that refer to nothing, by table, parent and reference.
-struct Dangling(BTreeMap<(String, String, i64), u64>);
-
-impl Dangling {
-    fn count(connection: &Connection, tables: &[&Pair]) -> Result<Dangling> {
-        let mut found = BTreeMap::new();
-        let referring = tables.iter().filter(|p| !p.live.as_ref().unwrap_or(&p.theirs).references.is_empty());
-        for pair in referring {
-            let sql = format!("PRAGMA foreign_key_check({})", quoted(&pair.name));
-            // A reference that does not fit its parent is a fault of the schema that nobody can violate.
-            let Ok(mut check) = connection.prepare(&sql) else { continue };
-            let mut rows = check.query([])?;
-            loop {
-                match rows.next() {
-                    Ok(Some(row)) => *found.entry((row.get(0)?, row.get(2)?, row.get(3)?)).or_default() += 1,
-                    Ok(None) => break,
-                    Err(e) if e.to_string().contains("foreign key mismatch") => break,
-                    Err(e) => return Err(e.into()),
-                }
-            }
-        }
-        Ok(Dangling(found))
-    }
-
-    fn compare(&self, after: &Dangling) -> Result<()> {
-        let more: Vec<String> = after
-            .0
-            .iter()
-            .filter(|(of, n)| self.0.get(of).unwrap_or(&0) < n)
-            .map(|((table, parent, _), n)| {
-                let refer = verb(*n, "refers", "refer");
-                format!("{} of {table} {refer} to rows of {parent} that are not there", count_of(*n, "row"))
-            })
-            .collect();
-        if more.is_empty() { Ok(()) } else { Err(Error::Dangling { found: more.join("; ") }) }
-    }
-}
-
-/// How many rows of the tables that were written are missing, beyond those that a table refused.
-fn still_missing(
-    live: &Connection,
-    source: &Source,
-    brought: &BTreeMap<String, u64>,
-    refused: &BTreeMap<String, u64>,
-) -> Result<Vec<String>> {
-    let schema = Schema::read(live)?;
-    let rules = Rules::of(&schema);
-    let mut missing: BTreeMap<String, u64> = BTreeMap::new();
-    for rows in source.parts() {
-        let theirs = Schema::read(rows)?;
-        let mut again = Comparison::new(live, rows, &schema, rules);
-        for pair in pairs(&schema, &theirs, rules).iter().filter(|p| brought.contains_key(&p.name)) {
-            // What a trigger has taken away again was wanted so.
-            if pair.live.as_ref().is_none_or(|t| t.triggers > 0) {
-                continue;
-            }
-            let counts = match again.table(pair, &mut Listing { rows: None }) {
-                // It is named as one that was not compared.
-                Err(e) if pair.is_virtual && e.may_be_of_a_module() => continue,
-                counts => counts?,
-            };
-            *missing.entry(pair.name.clone()).or_default() += counts.missing + counts.renumbered;
-        }
-    }
-    let beyond = |table: &str, n: u64| n.saturating_sub(refused.get(table).copied().unwrap_or(0));
-    let found = missing.iter().map(|(table, n)| (table, beyond(table, *n))).filter(|(_, n)| *n > 0);
-    Ok(found.map(|(table, n)| format!("{table}: {} {} missing", count_of(n, "row"), verb(n, "is", "are"))).collect())
-}
-
-fn missing_now(
-    writer: &Connection,
-    source: &Source,
-    brought: &BTreeMap<String, u64>,
-    refused: &BTreeMap<String, u64>,
-) -> Result<()> {
-    let found = still_missing(writer, source, brought, refused)?;
-    if found.is_empty() { Ok(()) } else { Err(Error::Miscounted { found: found.join("; ") }) }
-}
-
-/// A fresh connection reads what was written.
-fn read_back(
-    path: &Path,
-    source: &Source,
-    brought: &BTreeMap<String, u64>,
-    refused: &BTreeMap<String, u64>,
-    asked: &Asked<'_>,
-) -> Result<bool> {
-    (asked.watch)(Progress::Begins { what: "reading back", bytes: None });
-    let reading = Reading::open(path, asked.scratch, asked.patience)?;
-    Ok(still_missing(&reading, source, brought, refused)?.is_empty())
-}
-
-/// Writes down that the capture was merged and what the merge has left, and tells it to the incidents that wait for it. The rows are
-/// safe without either, and a merge that is repeated writes it down.
-fn record(family: &Family, source: &Source, merged: &Merged) {
-    let Some(capture) = &source.capture else { return };
-    let merge = Merge {
-        at: u64::try_from(jiff::Timestamp::now().as_microsecond()).unwrap_or(0),
-        rows: capture.merge().map_or(0, |m| m.rows) + merged.rows,
-        conflicts: merged.shown.conflicting(),
-        list: merged.conflicts.clone(),
-        left: merged.shown.left(),
-        of_the_file: merged.shown.of_the_file(),
-    };
-    let _ = capture.set_merged(family, &merge);
-    settle(family, capture, &merge);
-}
-
-/// Tells the incidents that wait for a capture what its merge has done.
-fn settle(family: &Family, capture: &Capture, merge: &Merge) {
-    // A process that still has the files may write into them what no capture has.
-    if live::refuse_danger(family).is_ok() {
-        let _ = incidents::brought_back(family, ROLE, capture, merge);
-    }
-}
-
-/// Leaves a record beside the database. One that cannot be written keeps nobody from the answer.
-fn tell(family: &Family, merged: &Merged) {
-    let rows = merged.rows;
-    let conflicts = merged.shown.conflicting();
-    let next = match &merged.conflicts {
-        Some(list) => format!("look at the rows that stand against each other in {}", list.display()),
-        None => String::new(),
-    };
-    let _ = incidents::report(
-        family,
-        Report {
-            kind: Incident::Merged,
-            role: ROLE.to_owned(),
-            what: format!("the capture {}", merged.shown.id),
-            cause: "somebody asked for what only the capture had".to_owned(),
-            evidence: merged.before.iter().map(|p| p.to_string_lossy().into_owned()).collect(),
-            done: format!(
-                "{} {} brought back, {conflicts} {} and {} left as {}",
-                count_of(rows, "row"),
-                verb(rows, "was", "were"),
-                verb(conflicts, "conflicts", "conflict"),
-                verb(conflicts, "was", "were"),
-                verb(conflicts, "it is", "they are"),
-            ),
-            lost: None,
-            next,
-            outcome: Outcome::Kept,
-            open: conflicts > 0,
-        },
-    );
 }

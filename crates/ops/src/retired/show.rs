@@ -7,7 +7,6 @@ use std::time::Duration;
 use rusqlite::Connection;
 use serde::Serialize;
 use serde_json::Value as Json;
-use statehouse_sqlite::shell::word;
 use statehouse_sqlite::words::{count as count_of, verb};
 use statehouse_sqlite::{Family, files, wal};
 
@@ -16,6 +15,7 @@ use super::compare::{Comparison, Conflict, Counts, Landed, New, Sink, count};
 use super::conflicts::{List, key};
 use super::error::Result;
 use super::pair::{Pair, pairs, unkept};
+use super::rebuild::{Rebuild, rebuild};
 use super::rules::Rules;
 use super::schema::Schema;
 use super::source::{Kind, Opening, Source};
@@ -85,17 +85,6 @@ pub struct Listed {
     pub conflicting: Vec<Json>,
     /// True if there are more than are listed.
     pub truncated: bool,
-}
-
-/// A search index that must be made anew when rows have come back, for nothing tells it of them.
-#[derive(Debug, Clone, Serialize)]
-pub struct Rebuild {
-    /// The index.
-    pub index: String,
-    /// The table or view whose rows it finds.
-    pub over: String,
-    /// What makes it anew.
-    pub command: String,
 }
 
 /// How a capture stands to its database.
@@ -255,22 +244,6 @@ pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks:
         shown.commits_missing = lacks.unwrap_or(shown.transactions);
     }
     shown
-}
-
-/// The indexes that do not learn of the rows that come back.
-fn rebuild(shown: &Shown, unkept: Vec<(String, String)>, family: &Family) -> Vec<Rebuild> {
-    let has_rows_to_come = |over: &str| match shown.tables.iter().find(|(name, _)| name.eq_ignore_ascii_case(over)) {
-        Some((name, _)) => shown.has_rows_to_come(name),
-        // What a view shows may be of any table.
-        None => shown.to_bring_back() > 0,
-    };
-    let path = word(&family.main().to_string_lossy());
-    let of = |(index, over): (String, String)| {
-        let name = crate::maintenance::quoted(&index);
-        let command = format!("sqlite3 {path} {}", word(&format!("INSERT INTO {name}({name}) VALUES('rebuild')")));
-        Rebuild { index, over, command }
-    };
-    unkept.into_iter().filter(|(_, over)| has_rows_to_come(over)).map(of).collect()
 }
 
 /// What a process has copied into the main file before it began its log anew is in that file alone. If another one has
