@@ -157,7 +157,9 @@ fn what_a_ghost_wrote_comes_back_when_it_is_gone_and_not_before() {
     assert_eq!((&merged["rows"], &merged["read_back"]), (&4.into(), &true.into()), "{merged}");
     assert_eq!(sql(&path, "SELECT * FROM t ORDER BY id"), ["1 a", "2 b", "3 both", "4 ghost", "5 ghost"]);
     assert_eq!(sql(&path, "SELECT * FROM k"), ["one 1", "two 2"]);
-    assert!(path.parent().unwrap().join(&id).join("merged").exists());
+    assert!(!path.parent().unwrap().join(&id).join("merged").exists(), "nothing is written into another's capture");
+    let listed: Value = run(command(&["retired", "list", "--json"]).arg(&path), PATIENCE).success().json();
+    assert_eq!((&listed[0]["merged"], &listed[0]["conflicts"]), (&true.into(), &0.into()), "{listed}");
     let kept = PathBuf::from(merged["before"].as_str().unwrap());
     assert_eq!(sql(&kept, "SELECT count(*) FROM t"), ["2"], "the database as it was is kept");
     let listed: Value = run(command(&["snapshots", "--json"]).arg(&path), PATIENCE).success().json();

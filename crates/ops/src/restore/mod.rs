@@ -26,6 +26,7 @@ mod rename;
 pub(crate) mod source;
 mod to;
 
+use statehouse_sqlite::words;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -241,7 +242,14 @@ fn report(family: &Family, done: &Restored) {
             How::Live => "as one transaction; no file was replaced".to_owned(),
             _ => "as another main file; the old files were moved aside".to_owned(),
         },
-        lost: (lost > 0).then(|| format!("{lost} rows were there before and are only in what was kept")),
+        lost: (lost > 0).then(|| {
+            let (n, rows) = (lost.unsigned_abs(), words::count(lost.unsigned_abs(), "row"));
+            format!(
+                "{rows} {} there before and {} only in what was kept",
+                words::verb(n, "was", "were"),
+                words::verb(n, "is", "are")
+            )
+        }),
         next: next.unwrap_or_default(),
         outcome: Outcome::Kept,
         open: false,

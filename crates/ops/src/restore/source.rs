@@ -10,6 +10,7 @@ use rusqlite::Connection;
 use statehouse_sessions::sqlite::{APPLICATION_ID, SessionsSchema};
 use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
 use statehouse_sqlite::secure::{self, Purpose};
+use statehouse_sqlite::words;
 use statehouse_sqlite::{Error as DatabaseError, Family, Member, Reason, Schema as _, holders};
 
 use super::error::{Error, Result};
@@ -151,7 +152,11 @@ impl Source {
         }
         let broken = foreign_keys(&self.attached)?;
         if broken > 0 {
-            let found = format!("{broken} rows refer to rows that are not there (PRAGMA foreign_key_check)");
+            let found = format!(
+                "{} {} to rows that are not there (PRAGMA foreign_key_check)",
+                words::count(broken, "row"),
+                words::verb(broken, "refers", "refer")
+            );
             if self.is_ours() && !matches!(self.found, Found::Snapshot(_)) {
                 return Err(Error::SourceDamaged { path: path.to_owned(), found });
             }

@@ -2,6 +2,7 @@
 
 pub(crate) mod anchor;
 mod dashboard;
+mod dry;
 mod gateway;
 mod holders;
 mod import;

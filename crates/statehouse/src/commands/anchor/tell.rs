@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use statehouse_sqlite::anchor::{Anchor, Kept};
 use statehouse_sqlite::holders::{self, Holder};
+use statehouse_sqlite::words;
 use statehouse_sqlite::{Family, Generation};
 
 use crate::output::Output;
@@ -127,9 +128,9 @@ fn sentence(value: &Value) -> Option<String> {
                 |f: &Value| Some(format!("/proc/{}/fd/{} ({})", value["pid"], f["descriptor"], f["member"].as_str()?));
             let files: Vec<String> = value["files"].as_array()?.iter().filter_map(file).collect();
             format!(
-                "removed or replaced files of {path} with {} transactions in their log can still be read: {}; copy them \
+                "removed or replaced files of {path} with {} in their log can still be read: {}; copy them \
                  with `{}` before this anchor is stopped, and before {}",
-                value["transactions"],
+                words::count(value["transactions"].as_u64().unwrap_or(0), "transaction"),
                 files.join(", "),
                 value["capture"].as_str().unwrap_or_default(),
                 value["until"].as_str().unwrap_or_default()
