@@ -5,17 +5,21 @@
 //! a capture of that log lies in `X.statehouse/retired/`, until nobody can write into it any more and there is nothing in
 //! it, or for a day. Whoever wants the bytes reads them through `/proc/PID/fd/N`.
 //!
-//! A descriptor for reading endangers nobody and holds up nobody: it has no lock, and who opens the database asks for processes
-//! that can *write* into a retired generation.
+//! A descriptor for reading endangers nobody and holds up nobody: who opens the database asks for processes that can *write* into a
+//! retired generation. Of locks it has only those that keep such processes from the main file ([`super::brake`]); so it stays at
+//! least for as long as there is one, also after a capture.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::Held;
+use super::brake::{Brake, KeptBack};
 use crate::captures;
 use crate::family::{Family, Generation, Identity, Member, Status};
 use crate::holders::Holder;
+use crate::ofd::{self, SHARED};
 use crate::wal::{self, Commit};
 
 /// How long it takes at most to remove one file after another. Before that, a file that still has its name may lose it.
@@ -29,8 +33,14 @@ const LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct Kept {
     family: Family,
     generation: Generation,
-    main: OwnedFd,
+    main: Held,
+    /// The shared lock of the main file is still held.
+    main_is_locked: bool,
     log: Option<OwnedFd>,
+    index: Option<Brake>,
+    kept_back: KeptBack,
+    /// Somebody can write into it, as far as that is known.
+    written: bool,
     since: Instant,
     /// The main file had lost its name, and nothing stood in its place.
     main_is_gone: bool,
@@ -65,10 +75,29 @@ pub enum Over {
 }
 
 impl Kept {
-    pub(super) fn of(family: Family, generation: Generation, main: OwnedFd, log: Option<OwnedFd>) -> Kept {
-        let since = Instant::now();
-        let mut kept = Kept { family, generation, main, log, since, main_is_gone: false, content: None, seen: None };
-        kept.watch();
+    pub(super) fn of(
+        family: Family,
+        generation: Generation,
+        main: Held,
+        log: Option<OwnedFd>,
+        index: Option<Brake>,
+    ) -> Kept {
+        let mut kept = Kept {
+            family,
+            generation,
+            main,
+            main_is_locked: true,
+            log,
+            index,
+            kept_back: KeptBack::No,
+            written: true,
+            since: Instant::now(),
+            main_is_gone: false,
+            content: None,
+            seen: None,
+        };
+        kept.keep_back();
+        kept.look_for_main();
         kept.count();
         kept
     }
@@ -83,8 +112,22 @@ impl Kept {
         self.is_nameless() && (self.content.is_some() || self.main_is_gone)
     }
 
+    /// True if somebody can write into it, as far as that was known when it was asked last whether it is [`Kept::over`].
+    pub fn is_written(&self) -> bool {
+        self.written
+    }
+
+    /// Whether who goes on there is kept from copying the log into the main file.
+    pub fn kept_back(&self) -> KeptBack {
+        self.kept_back
+    }
+
+    pub(super) fn index(&self) -> Option<BorrowedFd<'_>> {
+        self.index.as_ref().map(|brake| brake.index.file.as_fd())
+    }
+
     fn is_nameless(&self) -> bool {
-        nameless(&self.main) || self.log.as_ref().is_some_and(nameless)
+        self.main.is_nameless() || self.log.as_ref().is_some_and(nameless)
     }
 
     /// How many committed transactions the log holds, as far as it was looked at.
@@ -105,7 +148,7 @@ impl Kept {
             size: Status::of_descriptor(file.as_fd()).map_or(0, |s| s.size),
         };
         let log = self.log.iter().map(|log| of(Member::Wal, log));
-        std::iter::once(of(Member::Main, &self.main)).chain(log).collect()
+        std::iter::once(of(Member::Main, &self.main.file)).chain(log).collect()
     }
 
     /// Whether it need not be kept any longer. `dangerous` are those who can write into retired files (see
@@ -118,6 +161,8 @@ impl Kept {
         let written = dangerous.iter().flat_map(|h| &h.files).any(|f| {
             f.writable && (is(self.generation.wal, f.device, f.inode) || is(self.generation.main, f.device, f.inode))
         });
+        let written = written || self.index.as_ref().is_some_and(Brake::somebody_is_there);
+        self.written = written;
         // What is added to it need not be counted each second; that there is something is enough.
         if !written || self.content.is_none() {
             self.count();
@@ -134,9 +179,32 @@ impl Kept {
         self.is_captured().then_some(Over::Captured)
     }
 
-    /// To be called a few times a second: whether something is put in the place of a removed main file shows only in time.
-    pub fn watch(&mut self) {
-        if self.since.elapsed() < REMOVAL && nameless(&self.main) {
+    /// To be called a few times a second, and first when the anchor has tried to hold the next generation: whether something is
+    /// put in the place of a removed main file shows only in time, and what was moved may come back. False if it must be dropped,
+    /// because somebody may wait for a lock that cannot be let go of.
+    #[must_use]
+    pub fn watch(&mut self) -> bool {
+        self.keep_back();
+        self.look_for_main();
+        // Nobody can come to a main file without a name any more, so there its lock is in nobody's way.
+        if self.main_is_locked && !self.main.is_nameless() {
+            self.main_is_locked = false;
+            return ofd::unlock(&self.main.file, SHARED).is_ok();
+        }
+        true
+    }
+
+    /// Keeps those who go on there from copying its log into the main file, where that would harm somebody. To be called as soon
+    /// as a file was removed or moved.
+    pub fn keep_back(&mut self) -> KeptBack {
+        if let Some(index) = &self.index {
+            self.kept_back = index.tend(&self.family, self.main.identity, self.written);
+        }
+        self.kept_back
+    }
+
+    fn look_for_main(&mut self) {
+        if self.since.elapsed() < REMOVAL && self.main.is_nameless() {
             self.main_is_gone |= captures::main_is_missing(&self.family).unwrap_or(true);
         }
     }
@@ -160,7 +228,7 @@ impl Kept {
             let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let Some(rest) = name.strip_prefix(&of_log) else { return false };
             // The log alone is not enough where nobody else has the main file that it belongs to.
-            if nameless(&self.main) && name.ends_with("-log") {
+            if self.main.is_nameless() && name.ends_with("-log") {
                 return false;
             }
             let mut words = rest.split('-');

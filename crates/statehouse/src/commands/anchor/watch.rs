@@ -4,17 +4,19 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use statehouse_sqlite::admission::{ANCHOR, Seat};
-use statehouse_sqlite::anchor::{self, Anchor, Kept};
+use statehouse_sqlite::anchor::{self, Alarm, Anchor, Kept, KeptBack};
 use statehouse_sqlite::holders::{self, Holder, Signs};
 use statehouse_sqlite::incidents::Story;
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
 use statehouse_sqlite::{Error, Family, Generation, resident, side};
 
-use super::{RETRY, Stop, tell};
+use super::{RETRY, Stop, Woken, tell};
 use crate::output::Output;
 
 /// How often the paths are compared with what is held, and it is asked whether anchors are wanted aside.
 const COMPARE: Duration = Duration::from_millis(100);
+/// How often a lock is tried that a checkpoint of somebody who goes on in a retired generation keeps away.
+const STEP: Duration = Duration::from_millis(3);
 /// How long a lock that is in the way is waited for before anything else is looked at again.
 const SLICE: Duration = Duration::from_millis(200);
 /// How often holders are looked at, if something says that they have changed.
@@ -53,13 +55,22 @@ impl Why {
 /// A finding is told once for each process that it is about.
 type Finding = (&'static str, Option<i32>, Option<u64>);
 
+/// A retired generation, and what was told of it.
+struct Keeping {
+    kept: Kept,
+    told: bool,
+    told_back: bool,
+}
+
 pub(super) struct Watch {
     output: Output,
     family: Family,
     seat: Option<Seat>,
     held: Option<Anchor>,
-    /// Retired generations, the newest last, each with whether that was told.
-    kept: Vec<(Kept, bool)>,
+    /// Retired generations, the newest last.
+    kept: Vec<Keeping>,
+    /// Says at once that a file of what is held or kept was removed or moved.
+    alarm: Option<Alarm>,
     reported: HashSet<Finding>,
     /// What the last look at the holders was based on, and when it was.
     signs: Option<Signs>,
@@ -89,6 +100,7 @@ impl Watch {
             seat: None,
             held: None,
             kept: Vec::new(),
+            alarm: None,
             reported: HashSet::new(),
             signs: None,
             looked: None,
@@ -105,14 +117,16 @@ impl Watch {
 
     pub(super) fn run(&mut self, stop: &Stop) {
         let mut look_at = Instant::now();
-        while !stop.wait(if self.held.is_some() { COMPARE } else { RETRY }) {
+        self.listen();
+        while self.wait(stop) {
             self.check();
             if self.held.is_none()
                 && let Err(e) = self.take()
             {
                 self.failed(&e);
             }
-            self.kept.iter_mut().for_each(|(kept, _)| kept.watch());
+            self.kept.retain_mut(|k| k.kept.watch());
+            self.tell_kept_back();
             if Instant::now() >= look_at {
                 self.look();
                 // Counted from the end, so that a machine on which looking takes long is not kept busy with it.
@@ -122,6 +136,34 @@ impl Watch {
                 }
             }
         }
+    }
+
+    /// Waits for the next turn; false if it is time to stop. Who goes on in what was removed just now is kept from the main file
+    /// meanwhile: of all that is to be done only that may not wait.
+    fn wait(&mut self, stop: &Stop) -> bool {
+        let turn = Instant::now() + if self.held.is_some() { COMPARE } else { RETRY };
+        loop {
+            let left = turn.saturating_duration_since(Instant::now());
+            let limit = if self.keep_back() { STEP.min(left) } else { left };
+            match stop.wait_for(limit, self.alarm.as_ref()) {
+                Woken::Stop => return false,
+                Woken::Alarm => self.alarm.iter().for_each(Alarm::heard),
+                Woken::Time if limit == left => return true,
+                Woken::Time => {}
+            }
+        }
+    }
+
+    /// True if somebody is to be kept back who cannot be yet.
+    fn keep_back(&mut self) -> bool {
+        let held = self.held.iter().map(Anchor::keep_back);
+        let kept = self.kept.iter_mut().map(|k| k.kept.keep_back());
+        held.chain(kept).fold(false, |soon, now| soon | (now == KeptBack::Soon))
+    }
+
+    /// Hears what happens to the files that are held and kept now.
+    fn listen(&mut self) {
+        self.alarm = Alarm::of(self.held.as_ref(), self.kept.iter().map(|k| &k.kept));
     }
 
     /// Takes the present generation, as a member.
@@ -146,6 +188,7 @@ impl Watch {
                 (self.said, self.lost, self.waiting) = (None, None, None);
                 tell::anchored(self.output, &self.family, &held);
                 self.held = Some(held);
+                self.listen();
                 if let Some(Err(e)) = self.story.take().map(|story| story.back(&self.family)) {
                     self.warn("the incident cannot be told to its end", &e);
                 }
@@ -216,7 +259,7 @@ impl Watch {
             let generation = held.generation();
             self.lost = Some(Instant::now());
             let kept = match why {
-                Why::Retired => held.retire(),
+                Why::Retired => Some(held.retire()),
                 Why::Maintenance | Why::Stopped => {
                     held.release();
                     None
@@ -251,12 +294,13 @@ impl Watch {
     }
 
     fn keep(&mut self, kept: Kept) {
-        self.kept.push((kept, false));
+        self.kept.push(Keeping { kept, told: false, told_back: false });
         while self.kept.len() > KEPT {
-            let least = self.kept.iter().position(|(k, _)| !k.is_worth_keeping()).unwrap_or(0);
-            let (old, told) = self.kept.remove(least);
-            if told {
-                tell::let_go(self.output, &self.family, &old, "crowded_out");
+            let first = |f: fn(&Kept) -> bool| self.kept.iter().position(|k| f(&k.kept));
+            let least = first(|k| !k.is_worth_keeping() && !k.is_written()).or_else(|| first(|k| !k.is_written()));
+            let old = self.kept.remove(least.unwrap_or(0));
+            if old.told {
+                tell::let_go(self.output, &self.family, &old.kept, "crowded_out");
             }
         }
         self.tell_kept();
@@ -265,9 +309,16 @@ impl Watch {
     }
 
     fn tell_kept(&mut self) {
-        for (kept, told) in self.kept.iter_mut().filter(|(k, told)| !told && k.is_worth_keeping()) {
-            tell::keeping(self.output, &self.family, kept);
-            *told = true;
+        for k in self.kept.iter_mut().filter(|k| !k.told && k.kept.is_worth_keeping()) {
+            tell::keeping(self.output, &self.family, &k.kept);
+            (k.told, k.told_back) = (true, k.kept.kept_back() == KeptBack::Yes);
+        }
+    }
+
+    fn tell_kept_back(&mut self) {
+        for k in self.kept.iter_mut().filter(|k| k.told && !k.told_back && k.kept.kept_back() == KeptBack::Yes) {
+            tell::kept_back(self.output, &self.family, &k.kept);
+            k.told_back = true;
         }
     }
 
@@ -326,10 +377,10 @@ impl Watch {
     /// Lets go of what need not be kept any longer.
     fn review(&mut self, now: &[Holder]) {
         let (output, family) = (self.output, &self.family);
-        self.kept.retain_mut(|(kept, told)| {
-            let Some(over) = kept.over(now) else { return true };
-            if *told {
-                tell::let_go(output, family, kept, over);
+        self.kept.retain_mut(|k| {
+            let Some(over) = k.kept.over(now) else { return true };
+            if k.told {
+                tell::let_go(output, family, &k.kept, over);
             }
             false
         });
@@ -339,8 +390,8 @@ impl Watch {
     /// Lets go of everything, and leaves nothing behind.
     pub(super) fn end(mut self) {
         self.release(Why::Stopped);
-        for (kept, _) in self.kept.iter().filter(|(_, told)| *told) {
-            tell::let_go(self.output, &self.family, kept, "stopped");
+        for k in self.kept.iter().filter(|k| k.told) {
+            tell::let_go(self.output, &self.family, &k.kept, "stopped");
         }
         if let Some(seat) = self.seat.take() {
             seat.leave();
