@@ -355,16 +355,17 @@ impl Anchor {
         self.shm.tend(&self.family, self.main.identity, true)
     }
 
-    /// Lets go of both locks because the generation has retired; of that of the main file, which others may use with the next
-    /// generation, when [`Kept::watch`] is called. Its bytes stay readable, and who goes on there is kept back; [`Kept::over`] says
-    /// until when.
-    pub fn retire(self) -> Kept {
+    /// Lets go of both locks because the generation has retired. Its bytes stay readable, and who goes on there is kept back;
+    /// [`Kept::over`] says until when.
+    pub fn retire(self) -> Option<Kept> {
+        // Before the others, with which whoever goes on there may become the last one who has the main file.
         self.keep_back();
         let generation = self.generation();
         let Anchor { family, main, shm, wal } = self;
-        // The lock goes even where the descriptor stays. If that fails the descriptor goes as well, for somebody waits for it.
+        // The locks go even where the descriptors stay. If that fails a descriptor goes as well, for somebody waits for it.
         let shm = shm.leave().then_some(shm);
+        let unlocked = ofd::unlock(&main.file, Range { start: 0, length: 0 }).is_ok();
         let wal = wal.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Kept::of(family, generation, main, wal.map(|w| w.file), shm)
+        unlocked.then(|| Kept::of(family, generation, main, wal.map(|w| w.file), shm))
     }
 }

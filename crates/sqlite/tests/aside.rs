@@ -164,7 +164,7 @@ fn what_an_anchor_keeps_of_removed_files_holds_up_nobody() {
     let anchor = anchor::hold(&family).unwrap();
     assert!(anchor.current());
     remove_all(&path);
-    let kept = anchor.retire();
+    let kept = anchor.retire().unwrap();
     seat.step_aside().unwrap();
     victim.kill();
     assert_eq!(kept.files().len(), 2);

@@ -12,10 +12,10 @@
 //! on an index that has no name any more (nobody can ever come to it by a path again), and on one that was moved while the
 //! main file stayed, for as long as somebody may write there. It is let go of when the index comes back.
 //!
-//! *The last close* of a program takes no lock of the index: SQLite takes the main file alone for itself instead, copies the log, and
-//! deletes what the paths of log and index name by then. What keeps it from that is the shared lock of whoever has the main
-//! file, and that is the anchor of the new generation. So the old anchor lets go of a main file that has a name only when the
-//! new one had its turn, and of one that has none not before it lets go of everything.
+//! *The last close* of a program takes no lock of the index. SQLite takes the main file alone for itself instead, copies the log, and
+//! deletes what the paths of log and index name by then. What keeps it from that is the shared lock of whoever else has the main
+//! file, which the anchor has again as soon as it holds the next generation. A program whose main file is not at its path
+//! any more does none of that.
 //!
 //! *What it cannot do.* A checkpoint that is on its way is waited for, and whoever opens the database before its end reads a main
 //! file that is half copied. A program that had its log for itself (`locking_mode=EXCLUSIVE`) asks for no lock; none can be in that
@@ -87,9 +87,10 @@ impl Brake {
         Some(self.index.is_nameless() || written && at_path(Member::Main, main)?)
     }
 
-    /// True if somebody has the index of a generation that no path leads to, whoever it is: also one that cannot be looked at.
-    pub(super) fn somebody_is_there(&self) -> bool {
-        self.index.is_nameless() && ofd::conflict(&self.index.file, Kind::Write, DMS).is_ok_and(|held| held.is_some())
+    /// True if somebody holds the index where the lock is wanted, whoever it is: also one that cannot be looked at.
+    pub(super) fn somebody_is_there(&self, family: &Family, main: Identity) -> bool {
+        self.wanted(family, main, true) == Some(true)
+            && ofd::conflict(&self.index.file, Kind::Write, DMS).is_ok_and(|held| held.is_some())
     }
 
     /// Lets go of the byte that says to openers that the generation is in use.

@@ -6,8 +6,8 @@
 //! it, or for a day. Whoever wants the bytes reads them through `/proc/PID/fd/N`.
 //!
 //! A descriptor for reading endangers nobody and holds up nobody: who opens the database asks for processes that can *write* into a
-//! retired generation. Of locks it has only those that keep such processes from the main file ([`super::brake`]); so it stays at
-//! least for as long as there is one, also after a capture.
+//! retired generation. Of locks it has one alone, which keeps such processes from the main file ([`super::brake`]); so it stays at
+//! least for as long as there is one of them, also after a capture.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -19,7 +19,6 @@ use super::brake::{Brake, KeptBack};
 use crate::captures;
 use crate::family::{Family, Generation, Identity, Member, Status};
 use crate::holders::Holder;
-use crate::ofd::{self, SHARED};
 use crate::wal::{self, Commit};
 
 /// How long it takes at most to remove one file after another. Before that, a file that still has its name may lose it.
@@ -34,8 +33,6 @@ pub struct Kept {
     family: Family,
     generation: Generation,
     main: Held,
-    /// The shared lock of the main file is still held.
-    main_is_locked: bool,
     log: Option<OwnedFd>,
     index: Option<Brake>,
     kept_back: KeptBack,
@@ -86,7 +83,6 @@ impl Kept {
             family,
             generation,
             main,
-            main_is_locked: true,
             log,
             index,
             kept_back: KeptBack::No,
@@ -161,7 +157,8 @@ impl Kept {
         let written = dangerous.iter().flat_map(|h| &h.files).any(|f| {
             f.writable && (is(self.generation.wal, f.device, f.inode) || is(self.generation.main, f.device, f.inode))
         });
-        let written = written || self.index.as_ref().is_some_and(Brake::somebody_is_there);
+        let written =
+            written || self.index.as_ref().is_some_and(|i| i.somebody_is_there(&self.family, self.main.identity));
         self.written = written;
         // What is added to it need not be counted each second; that there is something is enough.
         if !written || self.content.is_none() {
@@ -179,19 +176,11 @@ impl Kept {
         self.is_captured().then_some(Over::Captured)
     }
 
-    /// To be called a few times a second, and first when the anchor has tried to hold the next generation: whether something is
-    /// put in the place of a removed main file shows only in time, and what was moved may come back. False if it must be dropped,
-    /// because somebody may wait for a lock that cannot be let go of.
-    #[must_use]
-    pub fn watch(&mut self) -> bool {
+    /// To be called a few times a second: whether something is put in the place of a removed main file shows only in time, and what was
+    /// moved may come back.
+    pub fn watch(&mut self) {
         self.keep_back();
         self.look_for_main();
-        // Nobody can come to a main file without a name any more, so there its lock is in nobody's way.
-        if self.main_is_locked && !self.main.is_nameless() {
-            self.main_is_locked = false;
-            return ofd::unlock(&self.main.file, SHARED).is_ok();
-        }
-        true
     }
 
     /// Keeps those who go on there from copying its log into the main file, where that would harm somebody. To be called as soon

@@ -125,7 +125,7 @@ impl Watch {
             {
                 self.failed(&e);
             }
-            self.kept.retain_mut(|k| k.kept.watch());
+            self.kept.iter_mut().for_each(|k| k.kept.watch());
             self.tell_kept_back();
             if Instant::now() >= look_at {
                 self.look();
@@ -259,7 +259,7 @@ impl Watch {
             let generation = held.generation();
             self.lost = Some(Instant::now());
             let kept = match why {
-                Why::Retired => Some(held.retire()),
+                Why::Retired => held.retire(),
                 Why::Maintenance | Why::Stopped => {
                     held.release();
                     None
