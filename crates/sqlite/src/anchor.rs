@@ -349,9 +349,11 @@ impl Anchor {
         drop(self);
     }
 
-    /// Keeps those who go on in this generation from copying its log into the main file, if its index was removed. To be called
-    /// as soon as something was removed; a generation that is in its place is left alone.
-    pub fn keep_back(&self) -> KeptBack {
+    /// Keeps those who go on in this generation from copying its log into the main file, if its index was removed, or if `beside` it
+    /// somebody goes on in an earlier one of the same main file (see [`Kept::is_beside`]). To be called as soon as something was
+    /// removed.
+    pub fn keep_back(&self, beside: bool) -> KeptBack {
+        self.shm.beside(beside);
         self.shm.tend(&self.family, self.main.identity, true)
     }
 
@@ -359,7 +361,7 @@ impl Anchor {
     /// [`Kept::over`] says until when.
     pub fn retire(self) -> Option<Kept> {
         // Before the others, with which whoever goes on there may become the last one who has the main file.
-        self.keep_back();
+        self.keep_back(false);
         let generation = self.generation();
         let Anchor { family, main, shm, wal } = self;
         // The locks go even where the descriptors stay. If that fails a descriptor goes as well, for somebody waits for it.

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::Held;
 use super::brake::{Brake, KeptBack};
+use super::{Anchor, Held};
 use crate::captures;
 use crate::family::{Family, Generation, Identity, Member, Status};
-use crate::holders::Holder;
+use crate::holders::{HeldFile, Holder, Standing};
 use crate::wal::{self, Commit};
 
 /// How long it takes at most to remove one file after another. Before that, a file that still has its name may lose it.
@@ -118,6 +118,16 @@ impl Kept {
         self.kept_back
     }
 
+    /// True if somebody may write into it and copy it into this main file, that of a generation which an anchor holds now.
+    pub fn is_beside(&self, anchor: &Anchor) -> bool {
+        self.main.identity == anchor.main.identity && (self.written || self.is_used())
+    }
+
+    /// True if somebody holds it by its index, also one who cannot be looked at.
+    fn is_used(&self) -> bool {
+        self.index.as_ref().is_some_and(|i| i.somebody_is_there(&self.family, self.main.identity))
+    }
+
     pub(super) fn index(&self) -> Option<BorrowedFd<'_>> {
         self.index.as_ref().map(|brake| brake.index.file.as_fd())
     }
@@ -153,12 +163,12 @@ impl Kept {
         if self.since.elapsed() >= LIMIT {
             return Some(Over::Expired);
         }
-        let is = |id: Option<Identity>, device, inode| id.is_some_and(|i| (i.device, i.inode) == (device, inode));
-        let written = dangerous.iter().flat_map(|h| &h.files).any(|f| {
-            f.writable && (is(self.generation.wal, f.device, f.inode) || is(self.generation.main, f.device, f.inode))
+        let is = |f: &HeldFile, id: Option<Identity>| id.is_some_and(|i| (i.device, i.inode) == (f.device, f.inode));
+        let known = dangerous.iter().flat_map(|h| &h.files).any(|f| {
+            // Of what the paths name as well, such as the main file, others may be users by right.
+            f.writable && f.generation == Standing::Retired && is(f, self.generation.get(f.member))
         });
-        let written =
-            written || self.index.as_ref().is_some_and(|i| i.somebody_is_there(&self.family, self.main.identity));
+        let written = known || self.is_used();
         self.written = written;
         // What is added to it need not be counted each second; that there is something is enough.
         if !written || self.content.is_none() {

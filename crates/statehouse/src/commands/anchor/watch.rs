@@ -17,6 +17,8 @@ use crate::output::Output;
 const COMPARE: Duration = Duration::from_millis(100);
 /// How often a lock is tried that a checkpoint of somebody who goes on in a retired generation keeps away.
 const STEP: Duration = Duration::from_millis(3);
+/// For how long after a generation retired; after that it is done at each turn.
+const HURRY: Duration = Duration::from_secs(10);
 /// How long a lock that is in the way is waited for before anything else is looked at again.
 const SLICE: Duration = Duration::from_millis(200);
 /// How often holders are looked at, if something says that they have changed.
@@ -69,6 +71,8 @@ pub(super) struct Watch {
     held: Option<Anchor>,
     /// Retired generations, the newest last.
     kept: Vec<Keeping>,
+    /// Until then it is tried often to keep somebody back who cannot be yet.
+    hurry: Option<Instant>,
     /// Says at once that a file of what is held or kept was removed or moved.
     alarm: Option<Alarm>,
     reported: HashSet<Finding>,
@@ -100,6 +104,7 @@ impl Watch {
             seat: None,
             held: None,
             kept: Vec::new(),
+            hurry: None,
             alarm: None,
             reported: HashSet::new(),
             signs: None,
@@ -141,10 +146,11 @@ impl Watch {
     /// Waits for the next turn; false if it is time to stop. Who goes on in what was removed just now is kept from the main file
     /// meanwhile: of all that is to be done only that may not wait.
     fn wait(&mut self, stop: &Stop) -> bool {
-        let turn = Instant::now() + if self.held.is_some() { COMPARE } else { RETRY };
+        let now = Instant::now();
+        let turn = now + if self.held.is_some() { COMPARE } else { RETRY };
         loop {
             let left = turn.saturating_duration_since(Instant::now());
-            let limit = if self.keep_back() { STEP.min(left) } else { left };
+            let limit = if self.keep_back() && self.hurry > Some(now) { STEP.min(left) } else { left };
             match stop.wait_for(limit, self.alarm.as_ref()) {
                 Woken::Stop => return false,
                 Woken::Alarm => self.alarm.iter().for_each(Alarm::heard),
@@ -156,9 +162,15 @@ impl Watch {
 
     /// True if somebody is to be kept back who cannot be yet.
     fn keep_back(&mut self) -> bool {
-        let held = self.held.iter().map(Anchor::keep_back);
+        let beside = |held| self.kept.iter().any(|k| k.kept.is_beside(held)) && !self.is_ours();
+        let held = self.held.as_ref().map(|held| held.keep_back(beside(held)));
         let kept = self.kept.iter_mut().map(|k| k.kept.keep_back());
-        held.chain(kept).fold(false, |soon, now| soon | (now == KeptBack::Soon))
+        held.into_iter().chain(kept).fold(false, |soon, now| soon | (now == KeptBack::Soon))
+    }
+
+    /// True for a store of ours.
+    fn is_ours(&self) -> bool {
+        self.family.side_directory().join(side::CREATED).exists()
     }
 
     /// Hears what happens to the files that are held and kept now.
@@ -258,6 +270,7 @@ impl Watch {
         if let Some(held) = self.held.take() {
             let generation = held.generation();
             self.lost = Some(Instant::now());
+            self.hurry = Some(Instant::now() + HURRY);
             let kept = match why {
                 Why::Retired => held.retire(),
                 Why::Maintenance | Why::Stopped => {
@@ -283,7 +296,7 @@ impl Watch {
     /// Beside a store of ours the anchor's part belongs to what the other processes tell. Beside another program's database
     /// nothing is made for it: its findings are told in its own words.
     fn begin_story(&mut self, generation: Generation) {
-        if !self.family.side_directory().join(side::CREATED).exists() {
+        if !self.is_ours() {
             return;
         }
         let mut story = Story::of_anchor(&self.family, ANCHOR, generation);
