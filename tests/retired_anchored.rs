@@ -7,12 +7,12 @@ use serde_json::Value;
 use statehouse_testkit::kernel;
 use statehouse_testkit::peers::hermes_python;
 use statehouse_testkit::wait::until;
-use statehouse_testkit::{Finished, TestDir, run};
+use statehouse_testkit::{Finished, Seed, TestDir, run};
 
 use crate::anchor::Anchor;
 use crate::house::{PATIENCE, beside};
 use crate::retired_ghosts::captured_as_told;
-use crate::retired_merge::{Hermes, Program, command, left_without_locks, merge, number, show, sql, stats};
+use crate::retired_merge::{Hermes, Program, command, left_without_locks, merge, number, retired, show, sql, stats};
 
 fn holders(path: &Path) -> Finished {
     run(command(&["holders", "--json"]).arg(path), PATIENCE)
@@ -56,6 +56,7 @@ fn with_an_anchor_a_ghost_of_hermes_and_a_second_one_lose_no_message_though_both
     let mut ghost = left_without_locks(&interpreter, &store, ghost);
     retired_under(&mut anchor);
     let mut second = Hermes::on(&interpreter, &store, "second");
+    until("the main file stays as it is", PATIENCE, || is_braked(&beside(&store, "-shm")));
     both_write(&mut ghost, &mut second);
     let (of_ghost, of_anchor) = (holder(&store, ghost.0.pid()), holder(&store, anchor.0.pid()));
     assert_eq!((&of_ghost["ghost"], &of_ghost["kept_back"]), (&true.into(), &true.into()), "{of_ghost:#}");
@@ -97,6 +98,7 @@ fn with_an_anchor_a_ghost_of_hermes_and_a_second_one_lose_no_message_though_both
         let of_anchor = holder(&store, anchor.0.pid());
         of_anchor["files"].as_array().unwrap().iter().all(|f| f["generation"] == "current")
     });
+    assert_eq!(sql(&store, "PRAGMA wal_checkpoint(TRUNCATE)"), ["0 0 0"], "and the log can be copied again");
     anchor.stop();
 }
 
@@ -204,6 +206,72 @@ fn a_ghost_that_closes_in_an_orderly_way_runs_over_nothing_and_its_rows_are_with
 fn same_file(a: &fs::Metadata, b: &fs::Metadata) -> bool {
     use std::os::unix::fs::MetadataExt as _;
     (a.dev(), a.ino()) == (b.dev(), b.ino())
+}
+
+/// Rows of the two lie between each other, so that each reads pages that the other one would have copied into the main file.
+#[test]
+fn rows_of_both_that_lie_side_by_side_are_all_kept_while_both_checkpoint_all_the_time() {
+    let mut seed = Seed::of_run("rows_of_both_that_lie_side_by_side");
+    for round in 0..4 {
+        // The last one is the control.
+        let anchored = round < 3;
+        let directory = TestDir::new();
+        let (path, anchor) = database(&directory, anchored);
+        sql(
+            &path,
+            "WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000) \
+             INSERT INTO t SELECT i * 10000, hex(randomblob(150)) FROM n",
+        );
+        let mut ghost = program(&path, anchor.as_ref());
+        for suffix in ["-wal", "-shm"] {
+            fs::remove_file(beside(&path, suffix)).unwrap();
+        }
+        let mut anchor = anchor;
+        anchor.iter_mut().for_each(retired_under);
+        let mut second = Program::on(&path);
+        second.sql(&["SELECT count(*) FROM t"]);
+        if anchored {
+            until("the main file stays as it is", PATIENCE, || is_braked(&beside(&path, "-shm")));
+        }
+        let mut written = 0;
+        for _ in 0..60 {
+            let (who, writer) = if seed.one_in(2) { (1, &mut ghost) } else { (2, &mut second) };
+            let copies = seed.one_in(2).then(|| "PRAGMA wal_checkpoint(TRUNCATE)".to_owned());
+            let statements: Vec<String> = (0..=seed.below(20))
+                .map(|_| {
+                    written += 1;
+                    // Two different ones never have the same.
+                    let id = (written * 2 + who) * 1_000_003 % 20_000_003;
+                    let length = [5, 60, 500][usize::try_from(seed.below(3)).unwrap()];
+                    format!("INSERT INTO t VALUES({id}, 'w{who} ' || hex(randomblob({length})))")
+                })
+                .chain(copies)
+                .collect();
+            let statements: Vec<&str> = statements.iter().map(String::as_str).collect();
+            if !writer.tried(&statements) {
+                assert!(!anchored, "with an anchor everybody can go on");
+                break;
+            }
+        }
+        let id = captured(&path);
+        ghost.0.kill();
+        second.0.kill();
+        if anchored {
+            let shown = show(&id, &path);
+            assert!(shown["gone"].as_array().is_none_or(Vec::is_empty), "{shown:#}");
+            merge(&id, &path);
+            assert_eq!(sql(&path, "PRAGMA integrity_check"), ["ok"]);
+            assert_eq!(number(&path, "SELECT count(*) FROM t WHERE v LIKE 'w_ %'"), written);
+        } else {
+            let shown = retired(&["show", &id], &path);
+            let shown: Value = serde_json::from_str(&shown.stdout).unwrap();
+            assert!(
+                shown["gone"].as_array().is_none_or(|g| !g.is_empty()),
+                "the control: something is gone: {shown:#}"
+            );
+        }
+        anchor.into_iter().for_each(|a| drop(a.stop()));
+    }
 }
 
 /// True if somebody keeps checkpointers away from this index.

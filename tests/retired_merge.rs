@@ -83,6 +83,12 @@ impl Program {
         self.order(&serde_json::json!({ "touch": files }));
     }
 
+    /// As [`Program::sql`]; false if the program found the database unusable, and ended.
+    pub(crate) fn tried(&mut self, statements: &[&str]) -> bool {
+        self.0.send(&serde_json::json!({ "sql": statements }).to_string());
+        self.0.try_line(PATIENCE).is_some()
+    }
+
     pub(crate) fn sql(&mut self, statements: &[&str]) {
         self.order(&serde_json::json!({ "sql": statements }));
     }
