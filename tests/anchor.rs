@@ -457,7 +457,7 @@ fn no_more_than_four_retired_generations_are_kept() {
         anchor.told("anchored");
     }
     let deleted = kernel::descriptors(anchor.0.pid()).iter().filter(|d| d.deleted).count();
-    assert_eq!(deleted, 8, "main file and log of four generations");
+    assert_eq!(deleted, 12, "main file, log and index of four generations");
     anchor.stop();
 }
 

@@ -24,6 +24,9 @@ use crate::wal::{self, Commit};
 /// How long it takes at most to remove one file after another. Before that, a file that still has its name may lose it.
 const REMOVAL: Duration = Duration::from_secs(3);
 
+/// How long nobody must have been seen who can write into it: longer than from one look at the holders to the one after the next.
+const QUIET: Duration = Duration::from_secs(12);
+
 /// How long bytes are kept that nobody has captured. They fill the disk meanwhile, so it is not for ever.
 const LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -36,8 +39,8 @@ pub struct Kept {
     log: Option<OwnedFd>,
     index: Option<Brake>,
     kept_back: KeptBack,
-    /// Somebody can write into it, as far as that is known.
-    written: bool,
+    /// When somebody could write into it last, as far as that is known.
+    written: Option<Instant>,
     since: Instant,
     /// The main file had lost its name, and nothing stood in its place.
     main_is_gone: bool,
@@ -86,7 +89,7 @@ impl Kept {
             log,
             index,
             kept_back: KeptBack::No,
-            written: true,
+            written: None,
             since: Instant::now(),
             main_is_gone: false,
             content: None,
@@ -108,9 +111,10 @@ impl Kept {
         self.is_nameless() && (self.content.is_some() || self.main_is_gone)
     }
 
-    /// True if somebody can write into it, as far as that was known when it was asked last whether it is [`Kept::over`].
+    /// True if somebody can write into it, or could a moment ago: one look that did not find who does is no proof.
     pub fn is_written(&self) -> bool {
-        self.written
+        let known = self.written.is_some_and(|when| when.elapsed() < QUIET);
+        known || self.since.elapsed() < REMOVAL || self.is_used()
     }
 
     /// Whether who goes on there is kept from copying the log into the main file.
@@ -120,7 +124,7 @@ impl Kept {
 
     /// True if somebody may write into it and copy it into this main file, that of a generation which an anchor holds now.
     pub fn is_beside(&self, anchor: &Anchor) -> bool {
-        self.main.identity == anchor.main.identity && (self.written || self.is_used())
+        self.main.identity == anchor.main.identity && self.is_written()
     }
 
     /// True if somebody holds it by its index, also one who cannot be looked at.
@@ -169,12 +173,14 @@ impl Kept {
             f.writable && f.generation == Standing::Retired && is(f, self.generation.get(f.member))
         });
         let written = known || self.is_used();
-        self.written = written;
+        if written {
+            self.written = Some(Instant::now());
+        }
         // What is added to it need not be counted each second; that there is something is enough.
         if !written || self.content.is_none() {
             self.count();
         }
-        if written || self.since.elapsed() < REMOVAL {
+        if self.is_written() {
             return None;
         }
         if !self.is_nameless() {
@@ -196,8 +202,9 @@ impl Kept {
     /// Keeps those who go on there from copying its log into the main file, where that would harm somebody. To be called as soon
     /// as a file was removed or moved.
     pub fn keep_back(&mut self) -> KeptBack {
+        let written = self.is_written();
         if let Some(index) = &self.index {
-            self.kept_back = index.tend(&self.family, self.main.identity, self.written);
+            self.kept_back = index.tend(&self.family, self.main.identity, written);
         }
         self.kept_back
     }

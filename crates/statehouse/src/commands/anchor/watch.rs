@@ -149,13 +149,17 @@ impl Watch {
         let now = Instant::now();
         let turn = now + if self.held.is_some() { COMPARE } else { RETRY };
         loop {
+            let soon = self.keep_back();
             let left = turn.saturating_duration_since(Instant::now());
-            let limit = if self.keep_back() && self.hurry > Some(now) { STEP.min(left) } else { left };
+            let limit = if soon && self.hurry > Some(now) { STEP.min(left) } else { left };
             match stop.wait_for(limit, self.alarm.as_ref()) {
                 Woken::Stop => return false,
                 Woken::Alarm => self.alarm.iter().for_each(Alarm::heard),
-                Woken::Time if limit == left => return true,
                 Woken::Time => {}
+            }
+            // However often something happens to the files, the turn comes.
+            if Instant::now() >= turn {
+                return true;
             }
         }
     }
