@@ -4,6 +4,7 @@
 //! generation protects nobody, and takes the new generation as soon as it is there; and it steps aside while somebody does
 //! structural work. Beside that it looks once a second for processes that have lost their locks or write into what is gone.
 
+mod keeping;
 mod pause;
 mod tell;
 mod watch;

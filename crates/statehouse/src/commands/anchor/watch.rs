@@ -4,12 +4,13 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use statehouse_sqlite::admission::{ANCHOR, Seat};
-use statehouse_sqlite::anchor::{self, Alarm, Anchor, Kept, KeptBack};
+use statehouse_sqlite::anchor::{self, Alarm, Anchor};
 use statehouse_sqlite::holders::{self, Holder, Signs};
 use statehouse_sqlite::incidents::Story;
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
 use statehouse_sqlite::{Error, Family, Generation, resident, side};
 
+use super::keeping::Keeping;
 use super::{RETRY, Stop, Woken, tell};
 use crate::output::Output;
 
@@ -28,10 +29,10 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 const LOOK_AGAIN_ALARMED: Duration = Duration::from_secs(5);
 /// How often a failure to take the present generation is said again.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
+/// How long the other processes are left to tell first of a generation that was retired: they know more of it.
+const OTHERS_FIRST: Duration = Duration::from_secs(2);
 /// How long nothing can be held before it is told what is waited for.
 const LASTS: Duration = Duration::from_secs(2);
-/// How many retired generations are kept at most.
-const KEPT: usize = 4;
 
 /// Why the anchor lets go.
 #[derive(Clone, Copy)]
@@ -57,20 +58,12 @@ impl Why {
 /// A finding is told once for each process that it is about.
 type Finding = (&'static str, Option<i32>, Option<u64>);
 
-/// A retired generation, and what was told of it.
-struct Keeping {
-    kept: Kept,
-    told: bool,
-    told_back: bool,
-}
-
 pub(super) struct Watch {
     output: Output,
     family: Family,
     seat: Option<Seat>,
     held: Option<Anchor>,
-    /// Retired generations, the newest last.
-    kept: Vec<Keeping>,
+    kept: Keeping,
     /// Until then it is tried often to keep somebody back who cannot be yet.
     hurry: Option<Instant>,
     /// Says at once that a file of what is held or kept was removed or moved.
@@ -90,20 +83,22 @@ pub(super) struct Watch {
     /// Since when nothing is held, and what was told that it is waited for.
     lost: Option<Instant>,
     waiting: Option<&'static str>,
-    /// What is told beside the database of a generation that was retired, until the next one is held.
+    /// What is to be told beside the database of a generation that was retired, and whether some of it is told already.
     story: Option<Story>,
+    begun: bool,
     /// The pages of the program that only its start needed were given back.
     light: bool,
 }
 
 impl Watch {
     pub(super) fn new(output: Output, family: Family) -> Watch {
+        let kept = Keeping::new(output, family.clone());
         Watch {
             output,
             family,
             seat: None,
             held: None,
-            kept: Vec::new(),
+            kept,
             hurry: None,
             alarm: None,
             reported: HashSet::new(),
@@ -116,6 +111,7 @@ impl Watch {
             lost: None,
             waiting: None,
             story: None,
+            begun: false,
             light: false,
         }
     }
@@ -130,8 +126,8 @@ impl Watch {
             {
                 self.failed(&e);
             }
-            self.kept.iter_mut().for_each(|k| k.kept.watch());
-            self.tell_kept_back();
+            self.kept.watch();
+            self.tell_story(false);
             if Instant::now() >= look_at {
                 self.look();
                 // Counted from the end, so that a machine on which looking takes long is not kept busy with it.
@@ -149,7 +145,7 @@ impl Watch {
         let now = Instant::now();
         let turn = now + if self.held.is_some() { COMPARE } else { RETRY };
         loop {
-            let soon = self.keep_back();
+            let soon = self.kept.keep_back(self.held.as_ref(), || !is_ours(&self.family));
             let left = turn.saturating_duration_since(Instant::now());
             let limit = if soon && self.hurry > Some(now) { STEP.min(left) } else { left };
             match stop.wait_for(limit, self.alarm.as_ref()) {
@@ -164,22 +160,9 @@ impl Watch {
         }
     }
 
-    /// True if somebody is to be kept back who cannot be yet.
-    fn keep_back(&mut self) -> bool {
-        let beside = |held| self.kept.iter().any(|k| k.kept.is_beside(held)) && !self.is_ours();
-        let held = self.held.as_ref().map(|held| held.keep_back(beside(held)));
-        let kept = self.kept.iter_mut().map(|k| k.kept.keep_back());
-        held.into_iter().chain(kept).fold(false, |soon, now| soon | (now == KeptBack::Soon))
-    }
-
-    /// True for a store of ours.
-    fn is_ours(&self) -> bool {
-        self.family.side_directory().join(side::CREATED).exists()
-    }
-
     /// Hears what happens to the files that are held and kept now.
     fn listen(&mut self) {
-        self.alarm = Alarm::of(self.held.as_ref(), self.kept.iter().map(|k| &k.kept));
+        self.alarm = self.kept.alarm(self.held.as_ref());
     }
 
     /// Takes the present generation, as a member.
@@ -205,8 +188,8 @@ impl Watch {
                 tell::anchored(self.output, &self.family, &held);
                 self.held = Some(held);
                 self.listen();
-                if let Some(Err(e)) = self.story.take().map(|story| story.back(&self.family)) {
-                    self.warn("the incident cannot be told to its end", &e);
+                if let Some(story) = &mut self.story {
+                    story.is_back(true);
                 }
                 Ok(())
             }
@@ -289,7 +272,9 @@ impl Watch {
             }
             tell::released(self.output, &self.family, &generation, why.word());
             if let Some(kept) = kept {
-                self.keep(kept);
+                self.kept.add(kept);
+                // Who else has it decides for how long it is kept.
+                self.looked = None;
             }
             if matches!(why, Why::Retired) {
                 self.begin_story(generation);
@@ -300,42 +285,36 @@ impl Watch {
     /// Beside a store of ours the anchor's part belongs to what the other processes tell. Beside another program's database
     /// nothing is made for it: its findings are told in its own words.
     fn begin_story(&mut self, generation: Generation) {
-        if !self.is_ours() {
-            return;
-        }
-        let mut story = Story::of_anchor(&self.family, ANCHOR, generation);
-        if let Err(e) = story.write(&self.family) {
-            self.warn("an incident cannot be told beside the database", &e);
-        }
-        self.story = Some(story);
-    }
-
-    fn keep(&mut self, kept: Kept) {
-        self.kept.push(Keeping { kept, told: false, told_back: false });
-        while self.kept.len() > KEPT {
-            let first = |f: fn(&Kept) -> bool| self.kept.iter().position(|k| f(&k.kept));
-            let least = first(|k| !k.is_worth_keeping() && !k.is_written()).or_else(|| first(|k| !k.is_written()));
-            let old = self.kept.remove(least.unwrap_or(0));
-            if old.told {
-                tell::let_go(self.output, &self.family, &old.kept, "crowded_out");
+        match &mut self.story {
+            // What it took hold of in between was moved aside again.
+            Some(story) => story.is_back(false),
+            None if is_ours(&self.family) => {
+                self.story = Some(Story::of_anchor(&self.family, ANCHOR, generation));
+                self.begun = false;
             }
-        }
-        self.tell_kept();
-        // Who else has it decides for how long it is kept.
-        self.looked = None;
-    }
-
-    fn tell_kept(&mut self) {
-        for k in self.kept.iter_mut().filter(|k| !k.told && k.kept.is_worth_keeping()) {
-            tell::keeping(self.output, &self.family, &k.kept);
-            (k.told, k.told_back) = (true, k.kept.kept_back() == KeptBack::Yes);
+            None => {}
         }
     }
 
-    fn tell_kept_back(&mut self) {
-        for k in self.kept.iter_mut().filter(|k| k.told && !k.told_back && k.kept.kept_back() == KeptBack::Yes) {
-            tell::kept_back(self.output, &self.family, &k.kept);
-            k.told_back = true;
+    /// Tells it, when the others have had the time to begin; at once if the anchor ends.
+    fn tell_story(&mut self, ends: bool) {
+        let Some(mut story) = self.story.take_if(|story| ends || story.age() >= OTHERS_FIRST) else { return };
+        let told = if !self.begun {
+            story.join_others(&self.family);
+            story.write(&self.family)
+        } else {
+            Ok(())
+        };
+        self.begun = true;
+        let told = match (told, self.held.is_some()) {
+            (Ok(()), true) => story.back(&self.family),
+            (told, _) => {
+                self.story = Some(story);
+                told
+            }
+        };
+        if let Err(e) = told {
+            self.warn("an incident cannot be told beside the database", &e);
         }
     }
 
@@ -366,7 +345,7 @@ impl Watch {
         match self.holders() {
             Ok(now) => {
                 self.report(&now);
-                self.review(&now);
+                self.kept.review(&now);
             }
             Err(e) => self.warn("the holders cannot be looked at", &e),
         }
@@ -391,29 +370,20 @@ impl Watch {
         self.reported = present;
     }
 
-    /// Lets go of what need not be kept any longer.
-    fn review(&mut self, now: &[Holder]) {
-        let (output, family) = (self.output, &self.family);
-        self.kept.retain_mut(|k| {
-            let Some(over) = k.kept.over(now) else { return true };
-            if k.told {
-                tell::let_go(output, family, &k.kept, over);
-            }
-            false
-        });
-        self.tell_kept();
-    }
-
     /// Lets go of everything, and leaves nothing behind.
     pub(super) fn end(mut self) {
+        self.tell_story(true);
         self.release(Why::Stopped);
-        for k in self.kept.iter().filter(|k| k.told) {
-            tell::let_go(self.output, &self.family, &k.kept, "stopped");
-        }
+        self.kept.end();
         if let Some(seat) = self.seat.take() {
             seat.leave();
         }
     }
+}
+
+/// True for a store of ours.
+fn is_ours(family: &Family) -> bool {
+    family.side_directory().join(side::CREATED).exists()
 }
 
 fn inspect(family: &Family) -> Result<Inspected, Error> {
