@@ -105,7 +105,7 @@ impl Brake {
     }
 
     /// False for an index that its next user has to make first. One that is written at this moment looks so for an instant.
-    fn is_made(&self) -> bool {
+    pub(super) fn is_made(&self) -> bool {
         (0..LOOKS).any(|n| {
             if n > 0 {
                 std::thread::sleep(BETWEEN);

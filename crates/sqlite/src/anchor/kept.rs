@@ -122,9 +122,11 @@ impl Kept {
         self.kept_back
     }
 
-    /// True if somebody may write into it and copy it into this main file, that of a generation which an anchor holds now.
+    /// True if somebody may write into it and copy it into the main file of the generation that an anchor holds now. Not if it is that
+    /// generation, come back to its paths; nor if nobody has used its index yet.
     pub fn is_beside(&self, anchor: &Anchor) -> bool {
-        self.main.identity == anchor.main.identity && self.is_written()
+        let same = |brake: &Brake| brake.index.identity == anchor.shm.index.identity || !brake.is_made();
+        self.main.identity == anchor.main.identity && self.is_written() && !self.index.as_ref().is_some_and(same)
     }
 
     /// True if somebody holds it by its index, also one who cannot be looked at.
