@@ -14,7 +14,7 @@ use crate::house::{Client, PATIENCE, Service, beside, binary, error_code, furnis
 use crate::retired_merge::{Hermes, Program, command, ghost_of_hermes, merge, number, retired, show, sql, stats};
 
 /// Types the line that `holders` prints for a ghost, and answers the id of the capture.
-fn captured_as_told(path: &Path) -> String {
+pub(crate) fn captured_as_told(path: &Path) -> String {
     let told = run(command(&["holders"]).arg(path), PATIENCE);
     assert_eq!(told.code(), 3, "{told:?}");
     let line = told.stdout.split_once("statehouse retired capture").and_then(|(_, l)| l.split([';', '\n']).next());

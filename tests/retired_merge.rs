@@ -78,6 +78,17 @@ impl Program {
         assert_eq!(self.0.line(PATIENCE), "done");
     }
 
+    /// Opens and closes files, which drops the locks that it has on them.
+    pub(crate) fn touch(&mut self, files: &[PathBuf]) {
+        self.order(&serde_json::json!({ "touch": files }));
+    }
+
+    /// As [`Program::sql`]; false if the program found the database unusable, and ended.
+    pub(crate) fn tried(&mut self, statements: &[&str]) -> bool {
+        self.0.send(&serde_json::json!({ "sql": statements }).to_string());
+        self.0.try_line(PATIENCE).is_some()
+    }
+
     pub(crate) fn sql(&mut self, statements: &[&str]) {
         self.order(&serde_json::json!({ "sql": statements }));
     }
@@ -120,8 +131,7 @@ fn database(directory: &TestDir) -> PathBuf {
 fn ghost(path: &Path) -> Program {
     let mut ghost = Program::on(path);
     ghost.sql(&["INSERT INTO t VALUES(3, 'both')"]);
-    let files = [path.to_owned(), beside(path, "-shm")];
-    ghost.order(&serde_json::json!({ "touch": files }));
+    ghost.touch(&[path.to_owned(), beside(path, "-shm")]);
     for suffix in ["-wal", "-shm"] {
         fs::remove_file(beside(path, suffix)).unwrap();
     }
@@ -322,7 +332,7 @@ pub(crate) fn ghost_of_hermes(interpreter: &Path, store: &Path) -> Hermes {
 }
 
 /// It makes its own backup, which drops its locks, and then its sidecars are unlinked.
-fn left_without_locks(interpreter: &Path, store: &Path, mut ghost: Hermes) -> Hermes {
+pub(crate) fn left_without_locks(interpreter: &Path, store: &Path, mut ghost: Hermes) -> Hermes {
     ghost.order("backup");
     stats(interpreter, store);
     for suffix in ["-wal", "-shm"] {
