@@ -142,7 +142,8 @@ impl Story {
         {
             return true;
         }
-        let ended = if incident.is_over() { incident.affected.iter().filter_map(|a| a.back_at).max() } else { None };
+        let settled = incident.is_over() && (!incident.is_open() || incident.outcome == Outcome::Waits);
+        let ended = if settled { incident.affected.iter().filter_map(|a| a.back_at).max() } else { None };
         let was_back = incident.affected.iter().any(|a| a.process == process && a.back_at.is_some());
         let another = ended.is_some_and(|ended| was_back || self.since > ended.saturating_add(SAME_MATTER_US));
         self.began_with(incident) && !another
