@@ -85,7 +85,7 @@ impl Story {
             back_at: None,
             report,
             entries: Vec::new(),
-            evidence: vec![format!("files in use before: {}", files_of(&generation))],
+            evidence: vec![files_before(&generation)],
             done: Vec::new(),
             account: None,
             written: None,
@@ -126,6 +126,7 @@ impl Story {
             && let Some(same) = all.iter().rev().find(|i| around(i))
         {
             self.about.clone_from(&same.about);
+            self.written = Some(same.id.clone());
         }
     }
 
@@ -145,7 +146,10 @@ impl Story {
         let settled = incident.is_over() && (!incident.is_open() || incident.outcome == Outcome::Waits);
         let ended = if settled { incident.affected.iter().filter_map(|a| a.back_at).max() } else { None };
         let was_back = incident.affected.iter().any(|a| a.process == process && a.back_at.is_some());
-        let another = ended.is_some_and(|ended| was_back || self.since > ended.saturating_add(SAME_MATTER_US));
+        // One that had another index has begun after that, or has gone over already.
+        let same_files = incident.evidence.contains(&files_before(&self.generation));
+        let slack = if same_files { SAME_MATTER_US } else { 0 };
+        let another = ended.is_some_and(|ended| was_back || self.since > ended.saturating_add(slack));
         self.began_with(incident) && !another
     }
 
@@ -330,12 +334,12 @@ fn undecided(family: &Family, generation: &Generation) -> Result<Option<String>>
     Ok(same.filter(|c| c.is_unreadable() || open.contains(&c.place) && !into(c)).map(|c| c.id).next())
 }
 
-fn files_of(generation: &Generation) -> String {
+fn files_before(generation: &Generation) -> String {
     let one = |member: Member| match generation.get(member) {
         Some(i) => format!("{member} inode {}", i.inode),
         None => format!("{member} none"),
     };
-    [Member::Main, Member::Wal, Member::Shm].map(one).join(", ")
+    format!("files in use before: {}", [Member::Main, Member::Wal, Member::Shm].map(one).join(", "))
 }
 
 /// What an incident is about, as the error says it that cut the handle off.
