@@ -43,6 +43,10 @@ impl App {
         self.running.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
+    pub(crate) fn running_turns(&self) -> Vec<TurnId> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
+    }
+
     /// A call of the store, on the blocking pool.
     pub(crate) async fn store<T: Send + 'static>(
         &self,

@@ -113,17 +113,17 @@ async fn release_others(app: &Arc<App>) {
     }
 }
 
-/// Prolongs the leases while there are any.
+/// Prolongs the leases while there are any, and gives back turns that this process has without knowing it.
 async fn renew(app: Arc<App>) {
     let lease = app.options.turns.lease;
     loop {
         sleep(lease / 3).await;
-        if app.turns_running() == 0 {
-            continue;
-        }
-        let holder = app.holder.clone();
-        if let Err(e) = app.store(move |s| s.renew_turns(&holder, micros(lease))).await {
-            tracing::warn!(code = e.code, "could not renew the leases of running turns");
+        let (holder, running) = (app.holder.clone(), app.running_turns());
+        match app.store(move |s| s.renew_turns(&holder, micros(lease), &running)).await {
+            // One that is being taken up at this moment is among them at worst, and is not answered twice for that.
+            Ok(0) => {}
+            Ok(turns) => tracing::info!(turns, "took up turns of which the store had lost the answer"),
+            Err(e) => tracing::warn!(code = e.code, "could not renew the leases of running turns"),
         }
     }
 }

@@ -34,8 +34,9 @@ pub trait Store: Send + Sync + 'static {
     /// Takes up the oldest turn that is queued, or running under a lease that is over, at most one a conversation at a
     /// time; `None` if there is none. `lease` is in microseconds.
     fn take_turn(&self, holder: &Holder, lease: i64) -> Result<Option<Turn>>;
-    /// Prolongs the lease of every turn that `holder` has.
-    fn renew_turns(&self, holder: &Holder, lease: i64) -> Result<()>;
+    /// Prolongs the lease of every turn in `running` that `holder` has, and gives back what it has beside these: that was taken by a
+    /// call whose answer was lost, for it was made in files that were removed, and was made once more. Returns how many.
+    fn renew_turns(&self, holder: &Holder, lease: i64, running: &[TurnId]) -> Result<u64>;
     /// Gives back every turn that is leased to anyone but `holder` in this store's gateway role; called once by a
     /// gateway that has become the only one.
     fn release_other_turns(&self, holder: &Holder) -> Result<u64>;

@@ -101,10 +101,25 @@ fn a_turn_whose_lease_is_over_is_taken_up_by_another() {
     // The one that came too late neither closes the turn nor renews a lease that is not its own.
     house.store.fail_turn(a.turn_id, &dead, "gave up".into()).unwrap();
     assert_eq!(house.store.turn(a.turn_id).unwrap().state, TurnState::Running);
-    house.store.renew_turns(&dead, -LEASE).unwrap();
+    assert_eq!(house.store.renew_turns(&dead, -LEASE, &[a.turn_id]).unwrap(), 0);
     assert!(house.store.take_turn(&dead, LEASE).unwrap().is_none());
-    house.store.renew_turns(&alive, -LEASE).unwrap();
+    assert_eq!(house.store.renew_turns(&alive, -LEASE, &[a.turn_id]).unwrap(), 0);
     assert_eq!(house.store.take_turn(&dead, LEASE).unwrap().unwrap().id, a.turn_id);
+}
+
+#[test]
+fn a_turn_that_was_taken_by_a_call_whose_answer_was_lost_is_given_back_and_not_prolonged_for_ever() {
+    let house = House::new();
+    let me = holder("me");
+    let (a, b) =
+        (house.store.receive(inbound("a", None, "a")).unwrap(), house.store.receive(inbound("b", None, "b")).unwrap());
+    // Taken twice: the first answer never came.
+    assert_eq!(house.store.take_turn(&me, LEASE).unwrap().unwrap().id, a.turn_id);
+    assert_eq!(house.store.take_turn(&me, LEASE).unwrap().unwrap().id, b.turn_id);
+    assert!(house.store.take_turn(&me, LEASE).unwrap().is_none());
+    assert_eq!(house.store.renew_turns(&me, LEASE, &[b.turn_id]).unwrap(), 1);
+    assert_eq!(house.store.take_turn(&me, LEASE).unwrap().unwrap().id, a.turn_id);
+    assert!(house.store.take_turn(&me, LEASE).unwrap().is_none(), "the other is still being answered");
 }
 
 #[test]

@@ -213,9 +213,14 @@ impl Store for SqliteStore {
         self.write(move |c| turns::take(c, &holder, lease, Micros::now()))
     }
 
-    fn renew_turns(&self, holder: &Holder, lease: i64) -> Result<()> {
-        let holder = holder.clone();
-        self.write(move |c| Ok(turns::renew(c, &holder, lease, Micros::now())?))
+    fn renew_turns(&self, holder: &Holder, lease: i64, running: &[TurnId]) -> Result<u64> {
+        // Most of the time there is nothing to do, and to find that out needs no write.
+        let of = holder.clone();
+        if !self.read(move |c| turns::has_any(c, &of))? {
+            return Ok(0);
+        }
+        let (holder, running) = (holder.clone(), running.to_vec());
+        self.write(move |c| Ok(turns::renew(c, &holder, lease, &running, Micros::now())?))
     }
 
     fn release_other_turns(&self, holder: &Holder) -> Result<u64> {

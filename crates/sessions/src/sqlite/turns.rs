@@ -131,10 +131,28 @@ pub(super) fn take(c: &Connection, holder: &Holder, lease: i64, now: Micros) -> 
     Ok(Some(Turn { state: TurnState::Running, attempts: turn.attempts + 1, ..turn }))
 }
 
-pub(super) fn renew(c: &Connection, holder: &Holder, lease: i64, now: Micros) -> rusqlite::Result<()> {
-    c.prepare_cached("UPDATE lease SET expires_at = ?2 WHERE holder = ?1")?
-        .execute(params![holder.0, now.0.saturating_add(lease)])
-        .map(drop)
+pub(super) fn has_any(c: &Connection, holder: &Holder) -> rusqlite::Result<bool> {
+    c.prepare_cached("SELECT EXISTS (SELECT 1 FROM lease WHERE holder = ?1)")?.query_row([&holder.0], |r| r.get(0))
+}
+
+pub(super) fn renew(
+    c: &Connection,
+    holder: &Holder,
+    lease: i64,
+    running: &[TurnId],
+    now: Micros,
+) -> rusqlite::Result<u64> {
+    let mut renew = c.prepare_cached("UPDATE lease SET expires_at = ?3 WHERE holder = ?1 AND turn_id = ?2")?;
+    for turn in running {
+        renew.execute(params![holder.0, turn, now.0.saturating_add(lease)])?;
+    }
+    let held: Vec<TurnId> = c
+        .prepare_cached("SELECT turn_id FROM lease WHERE holder = ?1")?
+        .query_map([&holder.0], |r| r.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    held.iter()
+        .filter(|turn| !running.contains(turn))
+        .try_fold(0, |n, turn| Ok(n + release(c, "turn_id = ?1", turn, now)?))
 }
 
 /// Removes the leases that `which` selects (a condition on the table `lease` with one parameter) and queues their turns.
