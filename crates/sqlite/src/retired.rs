@@ -12,9 +12,9 @@ use serde::Serialize;
 
 use crate::capture::merged::has_rows_of_its_own;
 use crate::captures::{
-    AGAIN, IMAGE, LOG, MANIFEST, MERGED, TORN, WHOLE, complete, copy_file, create, directory, entries, forget_partial,
-    has_successor, is_spent_in_vain, main_is_missing, private_directory, prune, prune_leftovers, publish, sound,
-    sync_directory, write_text,
+    AGAIN, IMAGE, LOG, MANIFEST, MERGED, PROVED, TORN, WHOLE, complete, copy_file, create, directory, entries,
+    forget_partial, has_successor, is_spent_in_vain, main_is_missing, private_directory, prune, prune_leftovers,
+    publish, sound, sync_directory, write_text,
 };
 use crate::error::{Error, Result};
 use crate::family::{Family, Generation, Identity, Member};
@@ -287,6 +287,7 @@ fn copy(source: &Source<'_>, to: &Path) -> Result<()> {
     };
     if upto.is_some() {
         drop(sound(&to.join(IMAGE))?);
+        write_text(to, PROVED, &())?;
     }
     let manifest = Manifest {
         version: 1,
