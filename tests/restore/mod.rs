@@ -7,6 +7,7 @@ mod rebuilt;
 mod sidecars;
 mod snapshot;
 mod sources;
+mod told;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -7,6 +7,7 @@
 mod attach;
 pub mod canary;
 pub mod check;
+pub mod count;
 pub mod incidents;
 pub mod maintenance;
 pub mod progress;
@@ -15,6 +16,7 @@ pub mod retired;
 pub mod snapshots;
 pub mod status;
 pub mod verify;
+pub mod who;
 
 pub use check::{Check, Outcome};
 pub use status::{StatusDocument, status};

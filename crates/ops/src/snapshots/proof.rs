@@ -164,7 +164,10 @@ fn counted(connection: &Connection) -> Result<(Proved, Counts)> {
     let counts = Counts::of(connection)?;
     let notes = match &counts.foreign_keys {
         ForeignKeys::Broken { rows: 0, .. } => None,
-        ForeignKeys::Broken { rows, .. } => Some(format!("{rows} rows have a foreign key that leads nowhere")),
+        ForeignKeys::Broken { rows, .. } => {
+            let have = crate::count::of(*rows, "row has", "rows have");
+            Some(format!("{have} a foreign key that leads nowhere"))
+        }
         ForeignKeys::Unchecked(why) => Some(format!("its foreign keys cannot be checked: {why}")),
     };
     let number = |name: &str| connection.pragma_query_value(None, name, |r| r.get::<_, i64>(0));

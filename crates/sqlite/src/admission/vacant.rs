@@ -63,8 +63,8 @@ pub struct Placed {
     pub aside: PathBuf,
     /// The members that were moved there.
     pub moved: Vec<Member>,
-    /// Programs that opened the old main file in the last moment and have not let go of it; each as a person would name it.
-    pub left: Vec<String>,
+    /// Programs that opened the old main file in the last moment and have not let go of it.
+    pub left: Vec<Holder>,
 }
 
 impl Vacant {
@@ -212,7 +212,7 @@ impl Vacant {
     }
 
     /// Waits for strangers who opened the old main file in the last moment; it is called `moved` now, or has no name any more.
-    fn wait_for_late(&self, old: Option<Identity>, moved: &Path) -> Result<Vec<String>> {
+    fn wait_for_late(&self, old: Option<Identity>, moved: &Path) -> Result<Vec<Holder>> {
         // Longer than programs wait for a lock as a rule.
         const PATIENCE: std::time::Duration = std::time::Duration::from_secs(35);
         let Some(old) = old else { return Ok(Vec::new()) };
@@ -222,8 +222,10 @@ impl Vacant {
             let reports = [holders::scan(self.inspected.family())?, holders::scan(&moved)?];
             let has =
                 |h: &&Holder| !h.is_self && h.files.iter().any(|f| (f.device, f.inode) == (old.device, old.inode));
-            let all = reports.iter().flat_map(|report| &report.holders);
-            let late: Vec<String> = all.filter(has).map(super::look::name).collect();
+            let mut late: Vec<Holder> =
+                reports.into_iter().flat_map(|report| report.holders).filter(|h| has(&h)).collect();
+            late.sort_by_key(|h| h.pid);
+            late.dedup_by_key(|h| h.pid);
             if late.is_empty() || begun.elapsed() >= PATIENCE {
                 return Ok(late);
             }

@@ -1,6 +1,7 @@
 //! The commands, one file a group. Each parses nothing and prints only through [`Output`].
 
 pub(crate) mod anchor;
+mod count;
 mod dashboard;
 mod gateway;
 mod holders;

@@ -4,8 +4,8 @@ use serde::Serialize;
 use statehouse_ops::snapshots::{self, Snapshot, Standing, Wish};
 use statehouse_sqlite::Family;
 
-use super::Context;
 use super::progress::Bar;
+use super::{Context, count};
 use crate::args;
 use crate::exit;
 use crate::failure::Result;
@@ -34,10 +34,11 @@ fn taken_text(s: &Snapshot) -> String {
     let rows: i64 = s.rows.values().sum();
     let packed = if s.compressed { format!(" ({} unpacked)", bytes(s.plain_bytes)) } else { String::new() };
     let mut out = format!(
-        "snapshot {}: {}{packed}, {rows} rows in {} tables, verified, in {:.1} s\n{}\n",
+        "snapshot {}: {}{packed}, {} in {}, verified, in {:.1} s\n{}\n",
         escape_line(&s.id),
         bytes(s.bytes),
-        s.rows.len(),
+        count::of(rows.unsigned_abs(), "row", "rows"),
+        count::of(s.rows.len() as u64, "table", "tables"),
         s.ms / 1000.0,
         escape_line(&s.path.to_string_lossy()),
     );
