@@ -180,7 +180,7 @@ fn put(asked: &Asked<'_>, family: &Family, present: &Present, source: &Source) -
                         }
                         Err(Error::Work(maintenance::Error::Unsound { found, .. })) => {
                             let vacant = admission.vacate(wanted).map_err(|e| in_the_way(e.into()))?;
-                            return rename::beyond(vacant, asked, source, &format!("it is damaged: {found}"));
+                            return rename::unsound(vacant, asked, source, &format!("it is damaged: {found}"));
                         }
                         Err(e) => return Err(e),
                     }
@@ -296,6 +296,8 @@ fn lossy(path: &Path) -> String {
 fn staging(inspected: &statehouse_sqlite::secure::Inspected) -> Result<PathBuf> {
     use std::os::fd::AsFd as _;
     let side = statehouse_sqlite::side::create(inspected)?;
+    // One that was ended after the exchange has left the old main file there.
+    admission::finish(inspected.family())?;
     let path = inspected.family().side_directory().join("restoring");
     let _ = std::fs::remove_dir_all(&path);
     statehouse_sqlite::side::subdirectory(inspected, side.as_fd(), "restoring", &path)?;

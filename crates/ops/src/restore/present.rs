@@ -180,5 +180,6 @@ fn is_remedied(reason: Reason) -> bool {
             | Reason::NotDatabase
             | Reason::WalHeader
             | Reason::Destroyed
+            | Reason::HalfRestored
     )
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use statehouse_sqlite::admission::{Admission, Placed, Vacant};
 use statehouse_sqlite::headers::Journal;
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
-use statehouse_sqlite::{Member, immutable, uri};
+use statehouse_sqlite::{Member, Status, immutable, uri};
 
 use super::error::Result;
 use super::held;
@@ -64,6 +64,23 @@ pub(super) fn beyond(vacant: Vacant, asked: &Asked<'_>, source: &Source, why: &s
     place(&vacant, asked, source, Kept { before, tables, new, aside: None })
 }
 
+/// As [`beyond`] for a database that SQLite opens and that is damaged. Its log has a part of it: all files are copied, then
+/// that log is emptied into the main file, which alone is the damaged database from then on, whoever opens it.
+pub(super) fn unsound(vacant: Vacant, asked: &Asked<'_>, source: &Source, why: &str) -> Result<Restored> {
+    if vacant.inspected().get(Member::Wal).is_none_or(|log| log.status.size == 0) {
+        return beyond(vacant, asked, source, why);
+    }
+    let copies = vacant.aside()?;
+    vacant.copy_members(&copies)?;
+    let vacant = vacant.let_sqlite_recover(&asked.wanted)?;
+    let new = stage(vacant.inspected(), asked, source, wal(&vacant, asked, source))?;
+    let tables = compare::compare(None, source.uri())?;
+    (asked.before)(&tables);
+    let why = format!("{why}; the files as they were are copied there, and its log was copied into its main file");
+    let before = Before { id: None, path: None, reason: Some(why) };
+    place(&vacant, asked, source, Kept { before, tables, new, aside: Some(copies) })
+}
+
 /// As [`beyond`] beside the journal of an interrupted transaction. All files are copied, then SQLite rolls the transaction
 /// back, as any opener would: from then on the main file alone is the whole database.
 pub(super) fn interrupted(vacant: Vacant, asked: &Asked<'_>, source: &Source) -> Result<Restored> {
@@ -115,8 +132,12 @@ fn place(vacant: &Vacant, asked: &Asked<'_>, source: &Source, kept: Kept) -> Res
     if !vacant.overridden().is_empty() {
         (asked.wanted.tell)(held::UNSEEN);
     }
-    let placed = vacant.place(&new, &aside);
-    clear(&new);
+    let made = Status::of(&new).ok().flatten().map(|s| s.identity);
+    let placed = vacant.place(&new, &aside, asked.wanted.tell);
+    // After the exchange the old main file lies there, until it is moved to the others.
+    if placed.is_ok() || Status::of(&new).ok().flatten().map(|s| s.identity) == made {
+        clear(&new);
+    }
     // It goes if nothing was there that could be kept in it.
     let replaced = std::fs::remove_dir(&aside).is_err().then(|| lossy(&aside));
     let Placed { left, .. } = placed?;

@@ -13,6 +13,7 @@
 //! Whatever refuses an admission before the gate is shut has changed nothing on disk.
 
 mod aside;
+pub(crate) mod begun;
 pub(crate) mod lock;
 mod look;
 mod members;
@@ -33,6 +34,7 @@ use crate::holders::{self, Report};
 use crate::{doubt, putback, recovery};
 
 pub use aside::{Aside, AsideError, Seat};
+pub use begun::finish;
 use look::{Allowed, Ours, in_the_way, look_first, refuse_holders};
 pub use look::{Forecast, forecast, forecast_drained, refuse_first};
 pub use settled::settled;
