@@ -105,7 +105,7 @@ pub fn finish(family: &Family) -> Result<()> {
     }
     // Whatever stands at the path by now, the old one is evidence.
     if begun.old.is_some() && identity(&begun.new)? == begun.old {
-        putback::rename_new(&begun.new, &begun.aside.join("main.replaced"))?;
+        putback::rename_new(&begun.new, &begun.aside.join(replaced(Member::Main)))?;
         captures::sync_directory(&begun.aside)?;
     }
     if main == Some(begun.made) {
@@ -128,13 +128,23 @@ pub fn finish(family: &Family) -> Result<()> {
     }
 }
 
+/// True if the log or the journal is there already. Killed before that, everything is in its place.
+fn has_moved(aside: &Path) -> bool {
+    [Member::Wal, Member::Journal].iter().any(|m| aside.join(replaced(*m)).exists())
+}
+
+/// What a member is called where it was moved.
+pub(super) fn replaced(member: Member) -> String {
+    format!("{member}.replaced")
+}
+
 /// Refuses a main file whose log was moved aside by a restore that was not done.
 ///
 /// # Errors
 /// [`Reason::HalfRestored`].
 pub(crate) fn refuse(family: &Family) -> Result<()> {
     match not_done(family)? {
-        Some(begun) if begun.log && begun.old.is_some() => {
+        Some(begun) if begun.log && begun.old.is_some() && has_moved(&begun.aside) => {
             let detail = format!("what belongs to it is in {}", begun.aside.display());
             Err(Error::refused(Reason::HalfRestored, family.path(Member::Main), detail))
         }

@@ -196,9 +196,9 @@ impl Vacant {
         }
         begun::finish(family)?;
         if old.is_some() {
-            moved.push((Member::Main, aside.join("main.replaced")));
+            moved.push((Member::Main, aside.join(begun::replaced(Member::Main))));
         }
-        let left = self.wait_for_late(old, &aside.join("main.replaced"), tell)?;
+        let left = self.wait_for_late(old, &aside.join(begun::replaced(Member::Main)), tell)?;
         let moved = moved.into_iter().map(|(member, _)| member).collect();
         Ok(Placed { main: made, aside: aside.to_owned(), moved, left })
     }
@@ -242,7 +242,7 @@ impl Vacant {
         let main = self.inspected.family().main();
         if let Some(seen) = self.inspected.get(Member::Main) {
             let file = files::open(&seen.magic_path()).map_err(|e| Error::io("read", &main, e))?;
-            captures::copy_file(&file, &main, &aside.join("main.replaced"))?;
+            captures::copy_file(&file, &main, &aside.join(begun::replaced(Member::Main)))?;
             captures::sync_directory(aside)?;
         }
         rustix::fs::renameat(CWD, new, CWD, &main).map_err(|e| Error::io("put in place", &main, e))
@@ -292,12 +292,12 @@ fn move_aside(from: &Path, aside: &Path, member: Member) -> Result<Option<PathBu
     if Status::of(from).map_err(|e| Error::io("look at", from, e))?.is_none() {
         return Ok(None);
     }
-    let mut to = aside.join(format!("{member}.replaced"));
+    let mut to = aside.join(begun::replaced(member));
     for n in 2.. {
         if putback::rename_new(from, &to)? {
             break;
         }
-        to = aside.join(format!("{member}.replaced.{n}"));
+        to = aside.join(format!("{}.{n}", begun::replaced(member)));
     }
     Ok(Some(to))
 }
