@@ -1,5 +1,6 @@
 //! A good file in the place of a database: live where that can be, by rename where nobody is in the way, and never half.
 
+mod beside;
 mod ended;
 mod killed;
 mod live;

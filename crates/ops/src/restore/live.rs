@@ -73,9 +73,9 @@ fn replace(admission: &Admission, asked: &Asked<'_>, source: &Source) -> Result<
         (before, tables)
     };
     drop(reader);
-    empty_the_log(&to, admission.is_alone());
-    drop(to);
     let mut notes = source.notes.clone();
+    notes.extend(empty_the_log(&to, admission.is_alone()));
+    drop(to);
     prove(family, asked, source, &before, held_by.is_empty(), &mut notes)?;
     Ok(Restored {
         source: source.found.name(),
@@ -121,9 +121,10 @@ fn reader(family: &Family, patience: Duration) -> Result<Connection> {
 }
 
 /// The content is safe in the log; the main file gets it as soon as that disturbs nobody.
-fn empty_the_log(connection: &Connection, alone: bool) {
+fn empty_the_log(connection: &Connection, alone: bool) -> Option<String> {
     let sql = if alone { "PRAGMA wal_checkpoint(TRUNCATE)" } else { "PRAGMA wal_checkpoint(PASSIVE)" };
-    let _ = connection.query_row(sql, [], |_| Ok(()));
+    let failed = connection.query_row(sql, [], |_| Ok(())).err()?;
+    Some(format!("the new content is safe in the log, and could not be copied into the main file: {failed}"))
 }
 
 /// Compares a fresh look at the database with the source. Others may have written since, and then there is more than that.

@@ -132,7 +132,9 @@ pub fn run(asked: &Asked<'_>) -> Result<Restored> {
     let family = Family::of(asked.path)?;
     let mut done = in_place(asked, &family).map_err(|e| e.naming(&family, begun))?;
     done.ms = ms(begun);
-    report(&family, &done);
+    if let Err(e) = report(&family, &done) {
+        done.notes.push(format!("that this was done could not be written down among the incidents: {e}"));
+    }
     Ok(done)
 }
 
@@ -237,7 +239,7 @@ fn refuse_itself(found: &Found, family: &Family) -> Result<()> {
 }
 
 /// It is known beside the database that this happened. Without room for that it has happened all the same.
-fn report(family: &Family, done: &Restored) {
+fn report(family: &Family, done: &Restored) -> Result<(), DatabaseError> {
     let before = done.before.as_ref();
     let lost: i64 = done.tables.values().filter_map(|t| t.only_here).sum();
     let kept = before.and_then(|b| match (&b.id, &b.path) {
@@ -268,7 +270,7 @@ fn report(family: &Family, done: &Restored) {
         outcome: Outcome::Kept,
         open: false,
     };
-    let _ = incidents::report(family, report);
+    incidents::report(family, report).map(drop)
 }
 
 /// Takes a snapshot of what is replaced.

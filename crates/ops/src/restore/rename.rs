@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use statehouse_sqlite::admission::{Admission, Placed, Vacant};
+use statehouse_sqlite::admission::{Admission, Vacant};
 use statehouse_sqlite::headers::Journal;
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
 use statehouse_sqlite::{Member, Status, immutable, uri};
@@ -133,20 +133,22 @@ fn place(vacant: &Vacant, asked: &Asked<'_>, source: &Source, kept: Kept) -> Res
         (asked.wanted.tell)(held::UNSEEN);
     }
     let made = Status::of(&new).ok().flatten().map(|s| s.identity);
-    let placed = vacant.place(&new, &aside, asked.wanted.tell);
+    let placed = vacant.place(&new, &aside);
     // After the exchange the old main file lies there, until it is moved to the others.
     if placed.is_ok() || Status::of(&new).ok().flatten().map(|s| s.identity) == made {
         clear(&new);
     }
     // It goes if nothing was there that could be kept in it.
     let replaced = std::fs::remove_dir(&aside).is_err().then(|| lossy(&aside));
-    let Placed { left, .. } = placed?;
+    let placed = placed?;
     if before.id.is_none() {
         before.path = replaced.clone();
     }
     let fresh = immutable(&family.main())?;
     whole::require(&fresh, &family.main())?;
     copy::same(source, &fresh, before.path.as_deref())?;
+    drop(fresh);
+    let left = vacant.leave(placed, asked.wanted.tell)?;
     let unseen = !vacant.overridden().is_empty();
     let mut next = if unseen { held::unseen(family) } else { Vec::new() };
     next.extend(held::late(&left));

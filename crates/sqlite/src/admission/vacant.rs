@@ -69,8 +69,9 @@ pub struct Placed {
     pub aside: PathBuf,
     /// The members that were moved there.
     pub moved: Vec<Member>,
-    /// Programs that opened the old main file in the last moment and have not let go of it.
-    pub left: Vec<Holder>,
+    old: Option<Identity>,
+    /// Keeps strangers out of the new file until it was looked at.
+    pending: Pending,
 }
 
 impl Vacant {
@@ -157,12 +158,12 @@ impl Vacant {
     }
 
     /// Puts `new` in the place of the main file, and everything that lies at the paths now into the directory `aside`, which is
-    /// on the same volume. `new` is whole and flushed. `tell` is told, for people, who is waited for.
+    /// on the same volume. `new` is whole and flushed. Nobody gets a lock on it until [`Vacant::leave`].
     ///
     /// # Errors
     /// [`Reason::Changed`] when somebody has put other files there meanwhile; the system's answer. What is at the paths then is
     /// the old main file or the new one.
-    pub fn place(&self, new: &Path, aside: &Path, tell: &dyn Fn(&str)) -> Result<Placed> {
+    pub fn place(&self, new: &Path, aside: &Path) -> Result<Placed> {
         let family = self.inspected.family();
         let io = |action, path: &Path, e: std::io::Error| Error::io(action, path, e);
         let identity =
@@ -185,6 +186,8 @@ impl Vacant {
             log: has(Member::Wal) || has(Member::Journal) || before,
             captures: captures::complete(&captures::directory(family)).into_iter().filter_map(name).collect(),
         };
+        let pending = Pending::of(new, made)?;
+        pending.take(std::time::Duration::ZERO)?;
         begun::begin(family, &begun)?;
         destroyed::announce(family, made)?;
         let mut moved = Vec::new();
@@ -198,9 +201,8 @@ impl Vacant {
         if old.is_some() {
             moved.push((Member::Main, aside.join(begun::replaced(Member::Main))));
         }
-        let left = self.wait_for_late(old, &aside.join(begun::replaced(Member::Main)), tell)?;
         let moved = moved.into_iter().map(|(member, _)| member).collect();
-        Ok(Placed { main: made, aside: aside.to_owned(), moved, left })
+        Ok(Placed { main: made, aside: aside.to_owned(), moved, old, pending })
     }
 
     /// Up to the step that counts, and its flush.
@@ -234,6 +236,17 @@ impl Vacant {
         if all && flushed && !before {
             begun::give_up(family);
         }
+    }
+
+    /// Lets everybody use the new file, and waits for whoever opened the old one in the last moment. Gives back those who have not
+    /// let go of it after that. `tell` is told, for people, who is waited for.
+    ///
+    /// # Errors
+    /// When the processes cannot be looked at.
+    pub fn leave(&self, placed: Placed, tell: &dyn Fn(&str)) -> Result<Vec<Holder>> {
+        let Placed { aside, old, pending, .. } = placed;
+        drop(pending);
+        self.wait_for_late(old, &aside.join(begun::replaced(Member::Main)), tell)
     }
 
     /// Puts the new file over the old one, which is copied first: a second name for it, even for a moment, would be a second hard
