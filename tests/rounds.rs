@@ -62,7 +62,7 @@ impl Run {
         let victim = seed.one_in(4).then(|| *seed.pick(&SERVICES));
         let before = seed.one_in(2);
         let pids: Vec<u32> = SERVICES.iter().map(|name| self.up.pid(name)).collect();
-        let told = judge::last_incident(&self.home);
+        let (told, named) = (judge::last_incident(&self.home), judge::named_incidents(&self.home));
         let mut dropped = 0;
         std::thread::sleep(Duration::from_micros(seed.below(300_000)));
         if before {
@@ -105,7 +105,7 @@ impl Run {
         }
         // Two deeds at once, or one that somebody did not live to tell of, are as many incidents as there were generations.
         if let ([deed], None) = (&deeds[..], victim) {
-            judge::the_deed_is_an_incident(&self.home, told, *deed);
+            judge::the_deed_is_one_closed_incident(&self.home, &named, *deed);
         }
         self.took.push((deeds, victim, took));
     }

@@ -1,7 +1,7 @@
 //! What must be so after each round: every row that was acknowledged is there, once; every service uses what the paths name;
 //! the whole house answers; and what happened is an incident.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -153,14 +153,34 @@ pub(crate) fn last_incident(home: &Home) -> u64 {
     incidents(home).iter().filter_map(|i| i["last_at"].as_u64()).max().unwrap_or(0)
 }
 
-/// A deed that took files away is told of after `since` in an incident, and nothing is lost by it. As what it is told depends on
-/// who looks first, and at what: locks that are gone, an index that was made anew, files that are not there.
-pub(crate) fn the_deed_is_an_incident(home: &Home, since: u64, deed: Deed) {
-    if matches!(deed, Deed::Unlock) {
-        return;
-    }
-    let incident = until_some(&format!("what {deed:?} has done is told"), PATIENCE, || {
-        incidents(home).into_iter().find(|i| i["last_at"].as_u64() > Some(since))
+/// The names of the incidents that lie there.
+pub(crate) fn named_incidents(home: &Home) -> HashSet<String> {
+    incidents(home).iter().filter_map(|i| i["id"].as_str().map(str::to_owned)).collect()
+}
+
+/// A deed that took files away is one incident since `before`, which says what it was, and is closed without a person.
+pub(crate) fn the_deed_is_one_closed_incident(home: &Home, before: &HashSet<String>, deed: Deed) {
+    let (kinds, word): (&[&str], &str) = match deed {
+        Deed::Remove(members) => {
+            let word = match members {
+                [""] | ["", ..] => "main file",
+                ["-shm"] => "shared index",
+                _ => "log",
+            };
+            (&["retired_generation"], word)
+        }
+        Deed::MoveAway => (&["retired_generation"], "main file"),
+        Deed::OlderOver | Deed::PresentOver => (&["replaced_file"], "main file"),
+        Deed::ForeignOver => (&["replaced_file", "retired_generation"], "main file"),
+        Deed::Unlock => return,
+    };
+    let new = until_some(&format!("what {deed:?} has done is told to its end"), PATIENCE, || {
+        let new: Vec<Value> =
+            incidents(home).into_iter().filter(|i| i["id"].as_str().is_some_and(|id| !before.contains(id))).collect();
+        (!new.is_empty() && new.iter().all(|i| !i["closed_at"].is_null())).then_some(new)
     });
+    let [incident] = &new[..] else { panic!("{deed:?} is not one incident: {new:#?}") };
+    let (kind, what) = (incident["kind"].as_str().unwrap_or_default(), incident["what"].as_str().unwrap_or_default());
+    assert!(kinds.contains(&kind) && what.contains(word), "{deed:?} is told as {kind}: {what}");
     assert!(incident["lost"].is_null(), "{deed:?}: {incident:#}");
 }

@@ -85,18 +85,20 @@ pub(crate) fn prove(family: &Family, generation: &Generation, connection: &Conne
         None => match connection.query_row("PRAGMA quick_check(1)", [], |r| r.get::<_, String>(0)).map_err(Error::from)
         {
             Ok(verdict) if verdict == "ok" => None,
-            Ok(verdict) => Some((Member::Main, format!("written into by another program: {verdict}"))),
-            Err(Error::Damaged { detail }) => {
-                Some((Member::Main, format!("written into by another program: {detail}")))
-            }
+            Ok(detail) | Err(Error::Damaged { detail }) => return Err(damaged(family, generation, &detail)),
             Err(e) => return Err(e),
         },
     };
-    match wrong {
-        None => Ok(()),
-        Some((member, what)) => {
-            let seen = Seen { index: examiner.index(), ..Seen::default() };
-            Err(examiner.destroyed(&seen, member, what))
-        }
-    }
+    wrong.map_or(Ok(()), |(member, what)| Err(destroyed(&examiner, member, what)))
+}
+
+/// What SQLite finds wrong with a database of which it is known that another program has written into its main file.
+pub(crate) fn damaged(family: &Family, generation: &Generation, detail: &str) -> Error {
+    let what = format!("written into by another program: {detail}");
+    destroyed(&Examiner { family, generation }, Member::Main, what)
+}
+
+fn destroyed(examiner: &Examiner<'_>, member: Member, what: String) -> Error {
+    let seen = Seen { index: examiner.index(), ..Seen::default() };
+    examiner.destroyed(&seen, member, what)
 }

@@ -9,9 +9,9 @@
 //! instead. What still lies beside the missing file would be paired by name with the new one, so it is moved aside first;
 //! the image has what was in it.
 //!
-//! *A checkpoint that was begun and never ended* (its process was killed, the disk was full) leaves pages of different
-//! commits in the main file, which only the log puts right. SQLite's index says so (`nBackfillAttempted` beyond
-//! `nBackfill`). Then a copy of the log is put back at its path: with it the main file is what it was, and nothing has to
+//! *A checkpoint that did not come to the end of the log* (its process was killed, the disk was full, somebody was reading)
+//! leaves pages of different commits in the main file, which only the log puts right. SQLite's index says so
+//! (`nBackfillAttempted` beyond `nBackfill`, or `nBackfill` before the last frame). Then a copy of the log is put back at its path: with it the main file is what it was, and nothing has to
 //! be merged into a damaged tree.
 
 use std::path::Path;

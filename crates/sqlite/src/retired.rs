@@ -314,8 +314,11 @@ fn copy_log(family: &Family, log: &File, to: &Path) -> Result<File> {
     copy_file(log, &family.path(Member::Wal), &to.join(LOG))
 }
 
-/// True if the index of this generation says that a checkpoint was begun and not ended (wal.c, `WalCkptInfo`).
+/// True if the index of this generation says that the main file has pages of different commits (wal.c, `WalCkptInfo`): a checkpoint
+/// was begun and not ended, or it ended before the end of the log because somebody read there. In the second case it has left out
+/// every page that a later frame has as well, also its earlier content.
 fn checkpoint_was_interrupted(family: &Family, generation: Generation) -> Result<bool> {
+    const FRAMES: u64 = 16;
     const BACKFILL: u64 = 96;
     const BACKFILL_ATTEMPTED: u64 = 128;
     // Without the index nobody can say, and putting the log back is right as long as nobody has begun another.
@@ -325,5 +328,6 @@ fn checkpoint_was_interrupted(family: &Family, generation: Generation) -> Result
         let read = index.read_at(&mut bytes, at).map_err(|e| Error::io("read", &family.path(Member::Shm), e))?;
         Ok::<_, Error>(if read == bytes.len() { u32::from_ne_bytes(bytes) } else { 0 })
     };
-    Ok(word(BACKFILL_ATTEMPTED)? > word(BACKFILL)?)
+    let copied = word(BACKFILL)?;
+    Ok(word(BACKFILL_ATTEMPTED)? > copied || copied > 0 && copied < word(FRAMES)?)
 }

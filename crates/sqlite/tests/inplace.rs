@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use statehouse_testkit::home::TestDir;
-use statehouse_testkit::wait::until;
+use statehouse_testkit::wait::{until, until_some};
 
 use crate::holder::Holder;
 use crate::support::{Random, Sibling, visitor, with};
@@ -285,6 +285,32 @@ fn garbage_in_the_middle_of_the_main_file_is_found_before_writing_goes_on() {
     overwrite(&scene.files.path, &[0xa5; 3000], 4096);
     until("the handle stops", SOON, || scene.holder.events().contains("NotReopened"));
     assert!(scene.holder.order("put never").unwrap_err().starts_with("destroyed "), "{}", scene.holder.events());
+}
+
+#[test]
+fn garbage_in_a_page_that_opening_needs_is_told_as_destroyed_and_not_looked_into_for_ever() {
+    let mut scene = Scene::new();
+    let path = scene.files.path.clone();
+    let long = "a_column_with_a_long_name TEXT NOT NULL DEFAULT 'and a long default value'";
+    // Of a file of this size most pages have no sum that is remembered.
+    let tables: Vec<String> = (0..120).map(|n| format!("CREATE TABLE filler_{n}({long})")).collect();
+    visitor(&path, &format!("CREATE TABLE big AS SELECT zeroblob(800000) AS v; {}", tables.join(";")));
+    visitor(&path, "INSERT INTO big SELECT zeroblob(800000)");
+    checkpoint(&path, "TRUNCATE");
+    scene.holder.ok("put before");
+    checkpoint(&path, "TRUNCATE");
+    std::thread::sleep(Duration::from_millis(600));
+    let of_the_schema = visitor(&path, "SELECT pageno FROM dbstat WHERE name='sqlite_schema' AND pagetype='leaf'");
+    let pages: Vec<u64> = of_the_schema.lines().map(|l| l.parse().unwrap()).collect();
+    let one = pages.iter().find(|page| **page > 100 && **page % 3 != 0).unwrap_or_else(|| panic!("{pages:?}"));
+    overwrite(&path, &[0xa5; 4096], (one - 1) * 4096);
+    let told = until_some("it is told", SOON, || {
+        let said = scene.holder.order("put never").unwrap_err();
+        said.starts_with("destroyed ").then_some(said)
+    });
+    assert!(scene.holder.events().contains("is being checked"), "the control: {}", scene.holder.events());
+    assert!(told.contains("main"), "{told}");
+    assert_eq!(scene.evidence().len(), 1);
 }
 
 #[test]

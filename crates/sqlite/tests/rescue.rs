@@ -11,6 +11,7 @@ use statehouse_testkit::home::TestDir;
 use statehouse_testkit::wait::until;
 
 use crate::holder::Holder;
+use crate::support::{Sibling, visitor, with};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -109,6 +110,47 @@ fn a_checkpoint_that_was_killed_half_way_before_the_log_was_removed_damages_noth
         second.ok("put later");
         assert_eq!(holder.ok("count"), (rows + 2).to_string());
         assert_eq!(seen(&path), (rows + 2).to_string(), "{}", holder.events());
+    }
+}
+
+/// A checkpoint that a reader holds up leaves out the pages that were changed after what he reads, also their earlier content.
+#[test]
+fn a_log_that_was_removed_when_a_reader_had_held_up_its_checkpoint_leaves_no_damaged_database() {
+    for members in [&["-wal"][..], &["-wal", "-shm"]] {
+        let (_directory, path) = fresh();
+        let mut holder = Holder::with_store(&path);
+        let mut rows = 0;
+        let mut put = |holder: &mut Holder, letter: char| {
+            for n in 0..60 {
+                holder.ok(&format!("put {letter}{n:02}{}", "x".repeat(300)));
+            }
+            rows += 60;
+        };
+        put(&mut holder, 'm');
+        crate::inplace::checkpoint(&path, "TRUNCATE");
+        put(&mut holder, 'a');
+        let mut reader = Sibling::connected(&path);
+        reader.sql("BEGIN");
+        reader.sql("SELECT count(*) FROM k");
+        put(&mut holder, 'z');
+        crate::inplace::checkpoint(&path, "PASSIVE");
+        let index = std::fs::read(member(&path, "-shm")).unwrap();
+        let word = |at: usize| u32::from_ne_bytes(index[at..at + 4].try_into().unwrap());
+        let (frames, copied, attempted) = (word(16), word(96), word(128));
+        assert!(0 < copied && copied == attempted && copied < frames, "{copied} {attempted} {frames}");
+        stop(&holder, true);
+        drop(reader);
+        for suffix in members {
+            std::fs::remove_file(member(&path, suffix)).unwrap();
+        }
+        // The control: what is left without the log is no database.
+        let copy = with(&path, ".copy");
+        std::fs::copy(&path, &copy).unwrap();
+        assert_ne!(visitor(&copy, "PRAGMA journal_mode=delete; PRAGMA integrity_check"), "delete\nok");
+        stop(&holder, false);
+        holder.ok("put after");
+        assert_eq!(holder.ok("count"), (rows + 1).to_string(), "{}", holder.events());
+        assert_eq!(seen(&path), (rows + 1).to_string(), "{}", holder.events());
     }
 }
 

@@ -13,7 +13,17 @@ use tempfile::TempDir;
 pub struct TestDir {
     path: PathBuf,
     // Held for its removal.
-    _directory: TempDir,
+    directory: TempDir,
+}
+
+/// A test that fails leaves its directory for who asks for it with `STATEHOUSE_KEEP=1`.
+impl Drop for TestDir {
+    fn drop(&mut self) {
+        if std::thread::panicking() && std::env::var_os("STATEHOUSE_KEEP").is_some() {
+            eprintln!("kept: {}", self.path.display());
+            self.directory.disable_cleanup(true);
+        }
+    }
 }
 
 impl TestDir {
@@ -22,7 +32,7 @@ impl TestDir {
     pub fn new() -> TestDir {
         let directory = tempfile::Builder::new().prefix("statehouse-test-").tempdir().expect("a temporary directory");
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("mode of the directory");
-        TestDir { path: fs::canonicalize(directory.path()).expect("the directory's real path"), _directory: directory }
+        TestDir { path: fs::canonicalize(directory.path()).expect("the directory's real path"), directory }
     }
 
     /// Where it is.

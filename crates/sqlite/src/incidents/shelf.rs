@@ -90,9 +90,19 @@ impl Shelf {
         about: &str,
         change: impl FnOnce(Option<Incident>) -> Option<Incident>,
     ) -> Result<Option<String>> {
+        self.change_which(about, |_| true, change)
+    }
+
+    /// The same with the newest one that is `which`.
+    pub(super) fn change_which(
+        &self,
+        about: &str,
+        which: impl Fn(&Incident) -> bool,
+        change: impl FnOnce(Option<Incident>) -> Option<Incident>,
+    ) -> Result<Option<String>> {
         let place = self.make()?;
         let _lock = lock(&place.path);
-        let Some(mut incident) = change(place.about(about)) else { return Ok(None) };
+        let Some(mut incident) = change(place.about(about, which)) else { return Ok(None) };
         let new = incident.id.is_empty();
         if new {
             // The number of this process would not tell two of the same moment apart, for one incident has several.
@@ -137,12 +147,12 @@ impl Entered {
         Entered { path: secure::magic_path(directory.as_fd()), _held: Some(directory) }
     }
 
-    /// The newest one about this.
-    fn about(&self, about: &str) -> Option<Incident> {
+    /// The newest one about this that is `which`.
+    fn about(&self, about: &str, which: impl Fn(&Incident) -> bool) -> Option<Incident> {
         let end = format!("-{}{ENDING}", number(about));
         let ends = |path: &&PathBuf| path.to_string_lossy().ends_with(&end);
         let found = paths(&self.path).unwrap_or_default();
-        found.iter().rev().filter(ends).filter_map(|path| read(path)).find(|i| i.about == about)
+        found.iter().rev().filter(ends).filter_map(|path| read(path)).find(|i| i.about == about && which(i))
     }
 
     /// Puts a record in its place, whole and on the disk. `shelf` has the name that an error gives it.

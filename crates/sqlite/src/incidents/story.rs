@@ -4,6 +4,8 @@
 //! is written when the capture is made, when something keeps the process from going on, and at the end; and each time it
 //! becomes part of the incident that the other processes tell of too.
 
+use std::time::Duration;
+
 use super::{Entry, Incident, Kind, Outcome, Report, about_generation, entry, now_us, shelf::Shelf};
 use crate::error::{Error, Result};
 use crate::family::{Family, Generation, Member};
@@ -11,6 +13,9 @@ use crate::process::ProcessId;
 use crate::reassemble::Account;
 use crate::shell::word;
 use crate::{capture, captures};
+
+/// What is noticed so shortly before or after what others tell is a part of it.
+const SAME_MATTER_US: u64 = 1_000_000;
 
 /// How it went, when it is over for this process.
 enum End {
@@ -32,6 +37,8 @@ pub struct Story {
     generation: Generation,
     /// When the process noticed.
     since: u64,
+    /// When it used what the paths name again.
+    back_at: Option<u64>,
     /// What the incident is, if this process is the first one to tell of it.
     report: Report,
     /// What was not written yet.
@@ -40,6 +47,8 @@ pub struct Story {
     done: Vec<String>,
     /// What is lost of a destroyed database, now that what is left was put together; and what to type.
     account: Option<(Option<String>, String)>,
+    /// The incident that it became a part of.
+    written: Option<String>,
 }
 
 impl Story {
@@ -72,11 +81,13 @@ impl Story {
             database: family.main().display().to_string(),
             generation,
             since: now_us(),
+            back_at: None,
             report,
             entries: Vec::new(),
             evidence: vec![format!("files in use before: {}", files_of(&generation))],
             done: Vec::new(),
             account: None,
+            written: None,
         };
         story.tell(format!("noticed that {}, and cut itself off: nothing is read or written any more", subject.what));
         story
@@ -86,14 +97,54 @@ impl Story {
     pub fn of_anchor(family: &Family, role: &str, generation: Generation) -> Story {
         let members = family.generation().map(|now| generation.differences(&now)).unwrap_or_default();
         let mut story = Story::begin(family, role, generation, &Error::Retired { members }, None);
-        // An anchor takes hold at once, so it may have held what lay at the paths in the middle of the recovery of others, who
-        // have moved that aside now: that is part of what they tell.
-        if let Some(going_on) = going_on(family) {
-            story.about = going_on;
-        }
         story.entries.clear();
         story.tell("let go of the locks, and keeps what the old files hold readable".to_owned());
         story
+    }
+
+    /// How long ago the process noticed.
+    pub fn age(&self) -> Duration {
+        Duration::from_micros(now_us().saturating_sub(self.since))
+    }
+
+    /// The process uses what the paths name again; what is told later says since when. False takes that back.
+    pub fn is_back(&mut self, back: bool) {
+        self.back_at = back.then(now_us);
+    }
+
+    /// Makes it a part of what other processes have told of the same moment. An anchor takes hold at once, also of what lies at
+    /// the paths in the middle of the recovery of others, and lets go of that when they move it aside: the files are others
+    /// then, and the matter is the same.
+    pub fn join_others(&mut self, family: &Family) {
+        let Ok(process) = ProcessId::own() else { return };
+        let around = |i: &Incident| {
+            !i.affected.is_empty() && self.since <= i.last_at.saturating_add(SAME_MATTER_US) && self.began_with(i)
+        };
+        let all = Shelf::Beside(family.clone()).all().unwrap_or_default();
+        if !all.iter().any(|i| i.about == self.about && self.is_part_of(i, process))
+            && let Some(same) = all.iter().rev().find(|i| around(i))
+        {
+            self.about.clone_from(&same.about);
+        }
+    }
+
+    /// True if it did not begin long before the incident did.
+    fn began_with(&self, incident: &Incident) -> bool {
+        self.since.saturating_add(SAME_MATTER_US) >= incident.at
+    }
+
+    /// True if this is a part of what was told of the same files, and not another deed. Files that are removed or replaced once
+    /// more after everybody is back are another one; of what harms no file the next time is counted.
+    fn is_part_of(&self, incident: &Incident, process: ProcessId) -> bool {
+        if self.written.as_ref() == Some(&incident.id)
+            || !matches!(incident.kind, Kind::RetiredGeneration | Kind::ReplacedFile)
+        {
+            return true;
+        }
+        let ended = if incident.is_over() { incident.affected.iter().filter_map(|a| a.back_at).max() } else { None };
+        let was_back = incident.affected.iter().any(|a| a.process == process && a.back_at.is_some());
+        let another = ended.is_some_and(|ended| was_back || self.since > ended.saturating_add(SAME_MATTER_US));
+        self.began_with(incident) && !another
     }
 
     /// Adds a step.
@@ -163,8 +214,10 @@ impl Story {
     /// # Errors
     /// As [`Story::write`].
     pub fn back(mut self, family: &Family) -> Result<()> {
-        let ms = now_us().saturating_sub(self.since) / 1000;
-        self.tell(format!("uses what the paths name again, {ms} ms after it noticed"));
+        let at = *self.back_at.get_or_insert_with(now_us);
+        let ms = at.saturating_sub(self.since) / 1000;
+        let sentence = format!("uses what the paths name again, {ms} ms after it noticed");
+        self.entries.push(Entry { at, ..entry(&self.role, sentence) });
         self.save(family, Some(End::Back))
     }
 
@@ -190,7 +243,8 @@ impl Story {
         let done = std::mem::take(&mut self.done);
         // Told once: who comes after this process knows more, and what this one knew would go over it.
         let account = self.account.take();
-        let saved = Shelf::Beside(family.clone()).change(&self.about, |before| {
+        let which = |i: &Incident| self.is_part_of(i, process);
+        let saved = Shelf::Beside(family.clone()).change_which(&self.about, which, |before| {
             let mut incident =
                 before.unwrap_or_else(|| Incident::new(self.about.clone(), self.since, self.report.clone()));
             incident.last_at = now_us();
@@ -203,7 +257,7 @@ impl Story {
             if let Some((lost, next)) = &account {
                 (incident.lost, incident.next) = (lost.clone(), next.clone());
             }
-            let back_at = matches!(end, Some(End::Back)).then(now_us);
+            let back_at = self.back_at.filter(|_| matches!(end, Some(End::Back)));
             // A process that is cut off twice while others are still going over has met their recovery.
             let was_back = incident.affected.iter().any(|a| a.process == process && a.back_at.is_some());
             if was_back && back_at.is_none() && !incident.is_open() {
@@ -229,22 +283,19 @@ impl Story {
             }
             Some(incident)
         });
-        if saved.is_ok() {
-            // Another process may add to the account after this one.
-            self.account = None;
-        } else {
-            // It is told with the next step.
-            (self.entries, self.evidence, self.done, self.account) = (entries, evidence, done, account);
+        match saved {
+            Ok(id) => {
+                // Another process may add to the account after this one.
+                (self.account, self.written) = (None, id);
+                Ok(())
+            }
+            Err(e) => {
+                // It is told with the next step.
+                (self.entries, self.evidence, self.done, self.account) = (entries, evidence, done, account);
+                Err(e)
+            }
         }
-        saved.map(drop)
     }
-}
-
-/// What the newest incident is about in which processes are cut off at this moment.
-fn going_on(family: &Family) -> Option<String> {
-    let all = Shelf::Beside(family.clone()).all().unwrap_or_default();
-    let waits = |i: &&Incident| i.is_open() && i.affected.iter().any(super::Affected::is_waited_for);
-    all.iter().rev().find(waits).map(|i| i.about.clone())
 }
 
 /// Decides whether an incident is over, now that a process of it is back.

@@ -163,8 +163,19 @@ pub(super) fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
             destroyed::reset_index(family, held.record.making())?;
         }
     }
-    let opened =
-        opening::reopen(family, &shared.options, considerate).inspect_err(|e| held.unflushed |= e.poisons())?;
+    let opened = opening::reopen(family, &shared.options, considerate).map_err(|e| {
+        held.unflushed |= e.poisons();
+        match (&why, e) {
+            // Opening needs a page that was written into: that is the proof.
+            (Some(Error::Doubtful { .. }), Error::Damaged { detail }) => {
+                let worse = proof::damaged(family, &held.record.generation(), &detail);
+                shared.gate.fence(worse.again());
+                held.marked = false;
+                worse
+            }
+            (_, e) => e,
+        }
+    })?;
     let (before, now) = (held.record.generation(), opened.record.generation());
     if in_doubt
         && let Err(e) = proof::prove(family, &now, &opened.connection)

@@ -24,6 +24,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(30);
 const LOOK_AGAIN_ALARMED: Duration = Duration::from_secs(5);
 /// How often a failure to take the present generation is said again.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
+/// How long the other processes are left to tell first of a generation that was retired: they know more of it.
+const OTHERS_FIRST: Duration = Duration::from_secs(2);
 /// How long nothing can be held before it is told what is waited for.
 const LASTS: Duration = Duration::from_secs(2);
 /// How many retired generations are kept at most.
@@ -75,8 +77,9 @@ pub(super) struct Watch {
     /// Since when nothing is held, and what was told that it is waited for.
     lost: Option<Instant>,
     waiting: Option<&'static str>,
-    /// What is told beside the database of a generation that was retired, until the next one is held.
+    /// What is to be told beside the database of a generation that was retired, and whether some of it is told already.
     story: Option<Story>,
+    begun: bool,
     /// The pages of the program that only its start needed were given back.
     light: bool,
 }
@@ -99,6 +102,7 @@ impl Watch {
             lost: None,
             waiting: None,
             story: None,
+            begun: false,
             light: false,
         }
     }
@@ -113,6 +117,7 @@ impl Watch {
                 self.failed(&e);
             }
             self.kept.iter_mut().for_each(|(kept, _)| kept.watch());
+            self.tell_story(false);
             if Instant::now() >= look_at {
                 self.look();
                 // Counted from the end, so that a machine on which looking takes long is not kept busy with it.
@@ -146,8 +151,8 @@ impl Watch {
                 (self.said, self.lost, self.waiting) = (None, None, None);
                 tell::anchored(self.output, &self.family, &held);
                 self.held = Some(held);
-                if let Some(Err(e)) = self.story.take().map(|story| story.back(&self.family)) {
-                    self.warn("the incident cannot be told to its end", &e);
+                if let Some(story) = &mut self.story {
+                    story.is_back(true);
                 }
                 Ok(())
             }
@@ -240,14 +245,37 @@ impl Watch {
     /// Beside a store of ours the anchor's part belongs to what the other processes tell. Beside another program's database
     /// nothing is made for it: its findings are told in its own words.
     fn begin_story(&mut self, generation: Generation) {
-        if !self.family.side_directory().join(side::CREATED).exists() {
-            return;
+        match &mut self.story {
+            // What it took hold of in between was moved aside again.
+            Some(story) => story.is_back(false),
+            None if self.family.side_directory().join(side::CREATED).exists() => {
+                self.story = Some(Story::of_anchor(&self.family, ANCHOR, generation));
+                self.begun = false;
+            }
+            None => {}
         }
-        let mut story = Story::of_anchor(&self.family, ANCHOR, generation);
-        if let Err(e) = story.write(&self.family) {
+    }
+
+    /// Tells it, when the others have had the time to begin; at once if the anchor ends.
+    fn tell_story(&mut self, ends: bool) {
+        let Some(mut story) = self.story.take_if(|story| ends || story.age() >= OTHERS_FIRST) else { return };
+        let told = if !self.begun {
+            story.join_others(&self.family);
+            story.write(&self.family)
+        } else {
+            Ok(())
+        };
+        self.begun = true;
+        let told = match (told, self.held.is_some()) {
+            (Ok(()), true) => story.back(&self.family),
+            (told, _) => {
+                self.story = Some(story);
+                told
+            }
+        };
+        if let Err(e) = told {
             self.warn("an incident cannot be told beside the database", &e);
         }
-        self.story = Some(story);
     }
 
     fn keep(&mut self, kept: Kept) {
@@ -338,6 +366,7 @@ impl Watch {
 
     /// Lets go of everything, and leaves nothing behind.
     pub(super) fn end(mut self) {
+        self.tell_story(true);
         self.release(Why::Stopped);
         for (kept, _) in self.kept.iter().filter(|(_, told)| *told) {
             tell::let_go(self.output, &self.family, kept, "stopped");
