@@ -132,12 +132,14 @@ fn place(vacant: &Vacant, asked: &Asked<'_>, source: &Source, kept: Kept) -> Res
     if !vacant.overridden().is_empty() {
         (asked.wanted.tell)(held::UNSEEN);
     }
-    let made = Status::of(&new).ok().flatten().map(|s| s.identity);
-    let placed = vacant.place(&new, &aside);
-    // After the exchange the old main file lies there, until it is moved to the others.
-    if placed.is_ok() || Status::of(&new).ok().flatten().map(|s| s.identity) == made {
-        clear(&new);
-    }
+    let identity = || Status::of(&new).ok().flatten().map(|s| s.identity);
+    let made = identity();
+    let placed = match vacant.place(&new, &aside) {
+        // What failed after the exchange has left the old main file there, and whoever comes next moves it to the others.
+        Err(e) if identity() != made => return Err(e.into()),
+        placed => placed,
+    };
+    clear(&new);
     // It goes if nothing was there that could be kept in it.
     let replaced = std::fs::remove_dir(&aside).is_err().then(|| lossy(&aside));
     let placed = placed?;

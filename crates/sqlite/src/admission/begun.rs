@@ -105,6 +105,7 @@ pub fn finish(family: &Family) -> Result<()> {
     }
     // Whatever stands at the path by now, the old one is evidence.
     if begun.old.is_some() && identity(&begun.new)? == begun.old {
+        captures::private_directory(&begun.aside)?;
         putback::rename_new(&begun.new, &begun.aside.join(replaced(Member::Main)))?;
         captures::sync_directory(&begun.aside)?;
     }
