@@ -65,18 +65,52 @@ fn is_aside(failing: &Failing) -> bool {
     // A connection that only reads opens the log as one that may make it, and then to read alone.
     let reading = call == "create" && failing.file.ends_with("-wal");
     // Records are kept apart by names too, so the lock on them is not essential.
-    let told_by_nobody = ["/lock", "/admission.lock", "-shm", "/index"];
-    tidying || tightening || directory || reading || told_by_nobody.iter().any(|f| failing.file.contains(f))
+    // A capture and a merge are what they are without the record of them, for which the directory is flushed first.
+    let made_again = call == "mkdirat" && failing.file.ends_with(".statehouse");
+    let given_up = call == "fsync" && failing.file.ends_with(".statehouse") && {
+        let incidents = fs::read_dir(Path::new(&failing.file).join("incidents"));
+        !incidents.is_ok_and(|mut all| all.any(|e| e.unwrap().path().extension().is_some_and(|x| x == "json")))
+    };
+    // SQLite keeps a log that could not be copied when its last connection went.
+    let in_the_log = ["pwrite", "fdatasync"].contains(&call) && failing.file.ends_with("/s.db");
+    // Rows of a log are looked for beside an image that has them all.
+    let told_by_nobody =
+        ["/lock", "/admission.lock", "-shm", "/index", "/rows-of-the-log", "/incidents", "shm.captured"];
+    tidying
+        || tightening
+        || directory
+        || reading
+        || given_up
+        || made_again
+        || in_the_log
+        || told_by_nobody.iter().any(|f| failing.file.contains(f))
+}
+
+/// A command, and the process beside which it runs.
+struct Ready {
+    command: Command,
+    _beside: Option<Python>,
+}
+
+impl Ready {
+    fn alone(command: Command) -> Ready {
+        Ready { command, _beside: None }
+    }
+
+    fn run(&self, fault: Fault, n: u64, notes: &Path) -> Failing {
+        run_failing(&self.command, fault, n, notes)
+    }
 }
 
 /// Runs what `make` makes with each of its changes failing, and lets `judge` look at what is there after it.
-fn each(name: &str, make: &dyn Fn(&Path) -> Command, judge: &dyn Fn(&Path, &Failing, &str)) {
+fn each(name: &str, make: &dyn Fn(&Path) -> Ready, judge: &dyn Fn(&Path, &Failing, &str)) {
     let mut seed = Seed::of_run(name);
     let notes = TestDir::new();
     let notes = notes.join("seen");
     let all = {
         let directory = TestDir::new();
-        let done = run_failing(&make(directory.path()), Fault::Once, 0, &notes);
+        let ready = make(directory.path());
+        let done = ready.run(Fault::Once, 0, &notes);
         assert!(done.call.is_none() && done.finished.code() == 0, "{done:#?}");
         judge(directory.path(), &done, "the control");
         done.calls
@@ -88,14 +122,15 @@ fn each(name: &str, make: &dyn Fn(&Path) -> Command, judge: &dyn Fn(&Path, &Fail
         let mut n = if every { 1 } else { 1 + seed.below(step) };
         while n <= all {
             let directory = TestDir::new();
-            let failing = run_failing(&make(directory.path()), fault, n, &notes);
+            let ready = make(directory.path());
+            let failing = ready.run(fault, n, &notes);
             let context = format!("{fault:?} at {n} of {all}: {:?} of {:?}", failing.call, failing.file);
             if failing.call.is_none() {
                 break;
             }
             match failing.finished.code() {
                 // What is not essential is said in a note.
-                0 if ["could not be copied into the main file", "could not be written down"]
+                0 if ["could not be copied into the main file", "could not be written down", "\"incident\":null"]
                     .iter()
                     .any(|note| failing.finished.stdout.contains(note)) =>
                 {
@@ -103,7 +138,8 @@ fn each(name: &str, make: &dyn Fn(&Path) -> Command, judge: &dyn Fn(&Path, &Fail
                 }
                 0 if is_aside(&failing) => unsaid.push(context.clone()),
                 0 => panic!("{context}: not a word: {failing:#?}"),
-                1 => {
+                // A capture of which nothing could be made is a finding.
+                1 | 3 => {
                     let answer = failing.finished.json();
                     // A list of what was captured has an error for each process.
                     let error =
@@ -155,7 +191,7 @@ fn a_snapshot_on_a_disk_with_errors_is_told_or_good() {
     for (name, more) in
         [("snapshot with errors", &["snapshot"][..]), ("compressed snapshot with errors", &["snapshot", "--zstd"])]
     {
-        let make = |directory: &Path| command(more, &database(&directory.join("s.db"), 4096, 300, "old"));
+        let make = |directory: &Path| Ready::alone(command(more, &database(&directory.join("s.db"), 4096, 300, "old")));
         each(name, &make, &|directory, failing, context| {
             let path = directory.join("s.db");
             let good = good_snapshots(&path, context);
@@ -185,7 +221,7 @@ fn a_restore_on_a_disk_with_errors_is_told_and_the_database_is_the_old_or_the_ne
             if garbage {
                 fs::write(&path, &text).unwrap();
             }
-            command(&["restore", source.to_str().unwrap()], &path)
+            Ready::alone(command(&["restore", source.to_str().unwrap()], &path))
         };
         each(name, &make, &|directory, failing, context| {
             let path = directory.join("s.db");
@@ -214,4 +250,67 @@ fn a_restore_on_a_disk_with_errors_is_told_and_the_database_is_the_old_or_the_ne
             }
         });
     }
+}
+
+/// A process that has written so many rows into files without a name.
+fn ghost(path: &Path, rows: u32) -> Python {
+    let mut ghost = Python::open(path);
+    ghost.sql("PRAGMA wal_autocheckpoint=0").unwrap();
+    ghost.sql("SELECT count(*) FROM t").unwrap();
+    for suffix in ["-wal", "-shm"] {
+        fs::remove_file(beside(path, suffix)).unwrap();
+    }
+    for _ in 0..rows {
+        ghost.sql("INSERT INTO t(x) VALUES('ghost')").unwrap();
+    }
+    ghost
+}
+
+#[test]
+fn a_capture_on_a_disk_with_errors_is_told_or_whole() {
+    let make = |directory: &Path| {
+        let path = database(&directory.join("s.db"), 4096, 300, "old");
+        let beside = Some(ghost(&path, 20));
+        Ready { command: command(&["retired", "capture", "--all"], &path), _beside: beside }
+    };
+    each("capture with errors", &make, &|directory, failing, context| {
+        let path = directory.join("s.db");
+        let listed = || run(&mut command(&["retired", "list"], &path), PATIENCE).success().json();
+        let check = || {
+            for capture in listed().as_array().unwrap() {
+                assert_eq!(capture["image"], true, "{context}: {capture}");
+                let image = Path::new(capture["place"].as_str().unwrap()).join("main.captured");
+                assert_eq!(content(&image), whole(&[("ghost", 20), ("old", 300)]), "{context}: {capture}");
+            }
+            listed().as_array().unwrap().len()
+        };
+        let there = check();
+        assert!(there == 1 || failing.finished.code() != 0 && there == 0, "{context}: {failing:#?}");
+        run(&mut command(&["retired", "capture", "--all"], &path), PATIENCE).success();
+        assert_eq!(check(), 1, "{context}");
+    });
+}
+
+#[test]
+fn a_merge_on_a_disk_with_errors_is_told_and_brings_all_rows_or_none() {
+    let make = |directory: &Path| {
+        let path = database(&directory.join("s.db"), 4096, 300, "old");
+        let ghost = ghost(&path, 20);
+        let made = run(&mut command(&["retired", "capture", "--all"], &path), PATIENCE).success().json();
+        drop(ghost);
+        let id = made["captures"][0]["id"].as_str().unwrap().to_owned();
+        Ready::alone(command(&["retired", "merge", &id], &path))
+    };
+    each("merge with errors", &make, &|directory, failing, context| {
+        let path = directory.join("s.db");
+        let seen = content(&path);
+        let new = seen == whole(&[("ghost", 20), ("old", 300)]);
+        assert!(new || seen == whole(&[("old", 300)]), "{context}: neither: {seen}");
+        assert!(new || failing.finished.code() != 0, "{context}: {failing:#?}");
+        good_snapshots(&path, context);
+        let listed = run(&mut command(&["retired", "list"], &path), PATIENCE).success().json();
+        let id = listed[0]["id"].as_str().unwrap();
+        run(&mut command(&["retired", "merge", id], &path), PATIENCE).success();
+        assert_eq!(content(&path), whole(&[("ghost", 20), ("old", 300)]), "{context}");
+    });
 }

@@ -86,7 +86,7 @@ fn strangers_that_come_and_go_beside_restores_by_rename_lose_nothing_and_ruin_no
         // Each has other pages than the one before it, so it is by rename.
         let page_size = 12288 - here;
         let word = format!("r{round}");
-        let good = database(&directory.join(&format!("good{round}.db")), "wal", page_size, 100, &word);
+        let good = database(&directory.join(format!("good{round}.db")), "wal", page_size, 100, &word);
         let base = strings(sql(&good, &["SELECT x FROM t"]));
         let before = strings(sql(&path, &["SELECT x FROM t"]));
         let all: Vec<Child> =
