@@ -92,7 +92,7 @@ fn command(arguments: &[&str]) -> Command {
     command
 }
 
-struct Anchor(Child);
+pub(crate) struct Anchor(pub(crate) Child);
 
 impl Anchor {
     /// Started, and not waited for.
@@ -100,7 +100,7 @@ impl Anchor {
         Anchor(Child::spawn(command(arguments).arg("--json").arg(path)))
     }
 
-    fn on(path: &Path) -> Anchor {
+    pub(crate) fn on(path: &Path) -> Anchor {
         let mut anchor = Anchor::begin(&["anchor"], path);
         anchor.told("ready");
         anchor
@@ -108,18 +108,18 @@ impl Anchor {
 
     /// The next event of this name.
     #[track_caller]
-    fn told(&mut self, event: &str) -> Value {
+    pub(crate) fn told(&mut self, event: &str) -> Value {
         let is = |l: &str| serde_json::from_str::<Value>(l).is_ok_and(|v| v["event"] == event);
         serde_json::from_str(&self.0.line_where(event, PATIENCE, is)).unwrap()
     }
 
-    fn holds(&self, path: &Path) -> bool {
+    pub(crate) fn holds(&self, path: &Path) -> bool {
         let standing = Standing::of(self.0.pid(), path);
         standing.shared && standing.dms
     }
 
     #[track_caller]
-    fn stop(mut self) -> Vec<Value> {
+    pub(crate) fn stop(mut self) -> Vec<Value> {
         let status = self.0.stop(PATIENCE);
         assert!(status.success(), "{status}: {}", self.0.stderr_text());
         std::iter::from_fn(|| self.0.try_line(PATIENCE)).map(|l| serde_json::from_str(&l).unwrap()).collect()
@@ -457,7 +457,7 @@ fn no_more_than_four_retired_generations_are_kept() {
         anchor.told("anchored");
     }
     let deleted = kernel::descriptors(anchor.0.pid()).iter().filter(|d| d.deleted).count();
-    assert_eq!(deleted, 8, "main file and log of four generations");
+    assert_eq!(deleted, 12, "main file, log and index of four generations");
     anchor.stop();
 }
 

@@ -44,6 +44,15 @@ impl Holder {
         self.order(json!({"touch": database}));
         self.order(json!({"touch": beside(database, "-shm")}));
     }
+
+    /// It loses its locks, and a visitor that closes takes the files away.
+    pub(crate) fn loses_its_files(&mut self, database: &Path) {
+        self.loses_its_locks(database);
+        let mut visitor = Python::open(database);
+        visitor.sql("INSERT INTO m(t) VALUES('visitor')").unwrap();
+        visitor.quit();
+        assert!(!beside(database, "-wal").exists(), "the visitor unlinked the log");
+    }
 }
 
 /// A database of another program, closed.
@@ -252,12 +261,8 @@ fn a_process_that_writes_into_deleted_files_is_named() {
     let directory = TestDir::new();
     let path = foreign(&directory, "wal");
     let mut holder = Holder::of(&path);
-    holder.loses_its_locks(&path);
-    // The control of what an anchor is for: without one, a visitor that closes takes the files away.
-    let mut visitor = Python::open(&path);
-    visitor.sql("INSERT INTO m(t) VALUES('visitor')").unwrap();
-    visitor.quit();
-    assert!(!beside(&path, "-wal").exists(), "the visitor unlinked the log");
+    // The control of what an anchor is for.
+    holder.loses_its_files(&path);
     let found = on(&path, &["holders"]);
     assert_eq!(found.code(), 3);
     let report = found.json();

@@ -26,6 +26,7 @@ mod readme;
 mod refusals;
 mod removed;
 mod restore;
+mod retired_anchored;
 mod retired_capture;
 mod retired_ghosts;
 mod retired_merge;

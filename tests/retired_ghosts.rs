@@ -14,7 +14,7 @@ use crate::house::{Client, PATIENCE, Service, beside, binary, error_code, furnis
 use crate::retired_merge::{Hermes, Program, command, ghost_of_hermes, merge, number, retired, show, sql, stats};
 
 /// Types the line that `holders` prints for a ghost, and answers the id of the capture.
-fn captured_as_told(path: &Path) -> String {
+pub(crate) fn captured_as_told(path: &Path) -> String {
     let told = run(command(&["holders"]).arg(path), PATIENCE);
     assert_eq!(told.code(), 3, "{told:?}");
     let line = told.stdout.split_once("statehouse retired capture").and_then(|(_, l)| l.split([';', '\n']).next());
@@ -48,6 +48,117 @@ fn a_thousand_messages_of_a_ghost_that_checkpoints_by_itself_are_captured_as_tol
     let said = stats(&interpreter, &store);
     assert!(said.contains(&format!("Total messages: {}", 1010 + later)), "{said}");
     assert_eq!(merge(&id, &store)["rows"], 0);
+}
+
+/// The incidents of a database that are of this kind.
+fn incidents(path: &Path, kind: &str) -> Vec<Value> {
+    let all: Value = run(command(&["incidents", "--all", "--json"]).arg(path), PATIENCE).success().json();
+    all.as_array().unwrap().iter().filter(|i| i["kind"] == kind).cloned().collect()
+}
+
+fn text(arguments: &[&str], path: &Path) -> String {
+    run(command(arguments).arg(path), PATIENCE).success().stdout
+}
+
+/// A database whose files were removed under a program that has written this since.
+fn ghost_that_wrote(path: &Path, statements: &[&str]) -> Program {
+    sql(path, "PRAGMA journal_mode=wal;CREATE TABLE t(id INTEGER PRIMARY KEY, v);INSERT INTO t VALUES(1, 'a')");
+    let mut ghost = Program::on(path);
+    ghost.sql(&["INSERT INTO t VALUES(2, 'both')"]);
+    for suffix in ["-wal", "-shm"] {
+        fs::remove_file(beside(path, suffix)).unwrap();
+    }
+    ghost.sql(statements);
+    ghost
+}
+
+#[test]
+fn an_incident_of_removed_files_closes_when_its_capture_is_merged_and_says_what_that_has_proved() {
+    let directory = TestDir::new();
+    let path = directory.join("app.db");
+    let mut ghost = ghost_that_wrote(&path, &["INSERT INTO t VALUES(3, 'ghost')"]);
+    let first = captured_as_told(&path);
+    ghost.sql(&["INSERT INTO t VALUES(4, 'later')"]);
+    let second = captured_as_told(&path);
+    ghost.0.kill();
+    let before = incidents(&path, "retired_generation");
+    assert_eq!((before.len(), &before[0]["open"]), (1, &true.into()), "{before:#?}");
+    merge(&first, &path);
+    let between = incidents(&path, "retired_generation").remove(0);
+    assert_eq!(between["open"], true, "the second capture has more: {between:#}");
+    assert!(between["next"].as_str().unwrap().contains(&second), "{between:#}");
+    merge(&second, &path);
+    let after = incidents(&path, "retired_generation").remove(0);
+    assert_eq!(
+        (&after["open"], &after["outcome"], &after["needs_person"]),
+        (&false.into(), &"kept".into(), &false.into())
+    );
+    let proved = after["proved"].as_str().unwrap();
+    assert!(
+        proved.contains("every row") && proved.contains(&second) && proved.contains("after it was captured"),
+        "{proved}"
+    );
+    assert_eq!(after["nothing_lost"], false, "what was written after the capture is not known: {after:#}");
+    let id = after["id"].as_str().unwrap();
+    let report = text(&["incidents", "show", id, "--markdown"], &path);
+    assert!(report.contains("has read it") && !report.contains("not proved"), "{report}");
+    let listed = text(&["retired", "list"], &path);
+    assert!(listed.contains("merged") && !listed.contains("kept"), "{listed}");
+    assert_eq!(text(&["incidents"], &path).matches("retired").count(), 0);
+}
+
+#[test]
+fn a_capture_with_conflicts_is_listed_as_merged_with_what_was_kept_and_its_incident_waits() {
+    let directory = TestDir::new();
+    let path = directory.join("app.db");
+    let mut ghost = ghost_that_wrote(&path, &["INSERT INTO t VALUES(3, 'ghost'), (4, 'ghost')"]);
+    let id = captured_as_told(&path);
+    ghost.0.kill();
+    sql(&path, "INSERT INTO t VALUES(3, 'second')");
+    let said = text(&["retired", "merge", &id], &path);
+    assert!(said.contains("1 row stands against another"), "{said}");
+    let listed: Value = retired(&["list"], &path).success().json();
+    assert_eq!((&listed[0]["merged"], &listed[0]["conflicts"]), (&true.into(), &1.into()), "{listed}");
+    let list = listed[0]["conflicts_list"].as_str().unwrap();
+    assert!(fs::read_to_string(list).unwrap().contains("\"second\""));
+    let table = text(&["retired", "list"], &path);
+    assert!(table.contains("merged, 1 conflict kept") && table.contains(list), "{table}");
+    let incident = incidents(&path, "retired_generation").remove(0);
+    assert_eq!((&incident["open"], &incident["needs_person"]), (&true.into(), &true.into()), "{incident:#}");
+    assert!(incident["next"].as_str().unwrap().contains(list), "{incident:#}");
+    assert!(incident["proved"].as_str().unwrap().contains("but for this: 1 row conflicts"), "{incident:#}");
+}
+
+#[test]
+fn of_what_was_not_compared_nobody_says_that_every_row_is_there() {
+    let directory = TestDir::new();
+    let path = directory.join("app.db");
+    let mut ghost = ghost_that_wrote(
+        &path,
+        &[
+            "CREATE VIRTUAL TABLE w USING fts5(a, content='')",
+            "INSERT INTO w(rowid, a) VALUES(1, 'x')",
+            "INSERT INTO t VALUES(3, 'ghost')",
+        ],
+    );
+    let id = captured_as_told(&path);
+    ghost.0.kill();
+    let shown: Value = show(&id, &path);
+    assert!(shown["tables"]["w"]["not_compared"].is_string(), "{shown}");
+    for arguments in [
+        &["retired", "show", &id][..],
+        &["retired", "merge", &id, "--dry-run"],
+        &["retired", "merge", &id],
+        &["retired", "merge", &id],
+    ] {
+        let said = text(arguments, &path);
+        assert!(said.contains("1 table was not compared") && !said.contains("every row"), "{arguments:?}: {said}");
+    }
+    let listed = text(&["retired", "list"], &path);
+    assert!(listed.contains("merged in part") && listed.contains("w was not compared"), "{listed}");
+    let incident = incidents(&path, "retired_generation").remove(0);
+    assert_eq!(incident["open"], true, "{incident:#}");
+    assert!(incident["proved"].as_str().unwrap().contains("w was not compared"), "{incident:#}");
 }
 
 #[test]
@@ -98,6 +209,9 @@ fn what_a_lockless_gateway_of_ours_had_is_taken_over_when_it_is_merged() {
     let copy = Path::new(merged["before"].as_str().unwrap_or_else(|| panic!("no copy beforehand: {merged}")));
     assert_eq!(number(copy, "SELECT count(*) FROM message"), before as u64);
     assert_eq!(messages(&home).len(), 2 * before);
+    let told = incidents(&home.store(), "retired_generation").remove(0);
+    assert_eq!(told["open"], false, "nothing is left to do: {told:#}");
+    assert!(told["proved"].as_str().unwrap().contains(&id), "{told:#}");
     assert_eq!(merge(&id, &home.store())["rows"], 0);
 }
 

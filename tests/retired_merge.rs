@@ -78,6 +78,17 @@ impl Program {
         assert_eq!(self.0.line(PATIENCE), "done");
     }
 
+    /// Opens and closes files, which drops the locks that it has on them.
+    pub(crate) fn touch(&mut self, files: &[PathBuf]) {
+        self.order(&serde_json::json!({ "touch": files }));
+    }
+
+    /// As [`Program::sql`]; false if the program found the database unusable, and ended.
+    pub(crate) fn tried(&mut self, statements: &[&str]) -> bool {
+        self.0.send(&serde_json::json!({ "sql": statements }).to_string());
+        self.0.try_line(PATIENCE).is_some()
+    }
+
     pub(crate) fn sql(&mut self, statements: &[&str]) {
         self.order(&serde_json::json!({ "sql": statements }));
     }
@@ -120,8 +131,7 @@ fn database(directory: &TestDir) -> PathBuf {
 fn ghost(path: &Path) -> Program {
     let mut ghost = Program::on(path);
     ghost.sql(&["INSERT INTO t VALUES(3, 'both')"]);
-    let files = [path.to_owned(), beside(path, "-shm")];
-    ghost.order(&serde_json::json!({ "touch": files }));
+    ghost.touch(&[path.to_owned(), beside(path, "-shm")]);
     for suffix in ["-wal", "-shm"] {
         fs::remove_file(beside(path, suffix)).unwrap();
     }
@@ -157,7 +167,9 @@ fn what_a_ghost_wrote_comes_back_when_it_is_gone_and_not_before() {
     assert_eq!((&merged["rows"], &merged["read_back"]), (&4.into(), &true.into()), "{merged}");
     assert_eq!(sql(&path, "SELECT * FROM t ORDER BY id"), ["1 a", "2 b", "3 both", "4 ghost", "5 ghost"]);
     assert_eq!(sql(&path, "SELECT * FROM k"), ["one 1", "two 2"]);
-    assert!(path.parent().unwrap().join(&id).join("merged").exists());
+    assert!(!path.parent().unwrap().join(&id).join("merged").exists(), "nothing is written into another's capture");
+    let listed: Value = run(command(&["retired", "list", "--json"]).arg(&path), PATIENCE).success().json();
+    assert_eq!((&listed[0]["merged"], &listed[0]["conflicts"]), (&true.into(), &0.into()), "{listed}");
     let kept = PathBuf::from(merged["before"].as_str().unwrap());
     assert_eq!(sql(&kept, "SELECT count(*) FROM t"), ["2"], "the database as it was is kept");
     let listed: Value = run(command(&["snapshots", "--json"]).arg(&path), PATIENCE).success().json();
@@ -320,7 +332,7 @@ pub(crate) fn ghost_of_hermes(interpreter: &Path, store: &Path) -> Hermes {
 }
 
 /// It makes its own backup, which drops its locks, and then its sidecars are unlinked.
-fn left_without_locks(interpreter: &Path, store: &Path, mut ghost: Hermes) -> Hermes {
+pub(crate) fn left_without_locks(interpreter: &Path, store: &Path, mut ghost: Hermes) -> Hermes {
     ghost.order("backup");
     stats(interpreter, store);
     for suffix in ["-wal", "-shm"] {

@@ -7,7 +7,6 @@
 mod attach;
 pub mod canary;
 pub mod check;
-pub mod count;
 pub mod incidents;
 pub mod maintenance;
 pub mod progress;

@@ -13,9 +13,11 @@
 //! * It must not keep others from rolling back a hot journal or from leaving rollback mode, so it refuses both, and looks
 //!   again once it has the lock, for from then on neither can come about.
 //!
-//! When its generation retires it lets go of the locks at once, for openers wait for that. The descriptors are another
-//! matter: see [`Kept`].
+//! When its generation retires it lets go of these locks at once, for openers wait for that. The descriptors are another
+//! matter: see [`Kept`]; and before that it keeps who goes on there from copying the log into the main file: see [`brake`].
 
+mod alarm;
+mod brake;
 mod heal;
 mod kept;
 
@@ -34,6 +36,10 @@ use crate::holders;
 use crate::ofd::{self, DMS, Kind, PENDING, Range, SHARED};
 use crate::secure::{self, Inspected, Purpose};
 
+use brake::Brake;
+
+pub use alarm::Alarm;
+pub use brake::KeptBack;
 pub use kept::{Kept, KeptFile, Over};
 
 /// How long a lock that is in the way for a moment is waited for.
@@ -46,7 +52,7 @@ const TRIES: usize = 5;
 pub struct Anchor {
     family: Family,
     main: Held,
-    shm: Held,
+    shm: Brake,
     wal: Mutex<Option<Held>>,
 }
 
@@ -141,7 +147,7 @@ fn attempt(family: &Family, patience: Duration) -> Result<Anchor> {
     refuse_hot_journal(&again)?;
     let shm = hold_index(&again, patience)?;
     let wal = Held::open_existing(family, Member::Wal)?;
-    let anchor = Anchor { family: family.clone(), main, shm, wal: Mutex::new(wal) };
+    let anchor = Anchor { family: family.clone(), main, shm: Brake::on(shm), wal: Mutex::new(wal) };
     if anchor.current() { Ok(anchor) } else { Err(changed(family, Member::Shm)) }
 }
 
@@ -302,7 +308,7 @@ impl Anchor {
         Generation {
             main: Some(self.main.identity),
             wal: wal.as_ref().map(|w| w.identity),
-            shm: Some(self.shm.identity),
+            shm: Some(self.shm.index.identity),
         }
     }
 
@@ -310,7 +316,7 @@ impl Anchor {
     /// that its bytes outlive its name. Once this is false the anchor protects nobody any more and should be released.
     pub fn current(&self) -> bool {
         let Ok(now) = self.family.generation() else { return false };
-        if now.main != Some(self.main.identity) || now.shm != Some(self.shm.identity) {
+        if now.main != Some(self.main.identity) || now.shm != Some(self.shm.index.identity) {
             return false;
         }
         let mut wal = self.wal.lock().unwrap_or_else(PoisonError::into_inner);
@@ -332,7 +338,7 @@ impl Anchor {
         let copy = |held: &Held| held.file.try_clone().ok();
         match member {
             Member::Main => copy(&self.main),
-            Member::Shm => copy(&self.shm),
+            Member::Shm => copy(&self.shm.index),
             Member::Wal => self.wal.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(copy),
             Member::Journal => None,
         }
@@ -343,14 +349,25 @@ impl Anchor {
         drop(self);
     }
 
-    /// Lets go of both locks because the generation has retired. Its bytes stay readable; [`Kept::over`] says until when.
+    /// Keeps those who go on in this generation from copying its log into the main file, if its index was removed, or if `beside` it
+    /// somebody goes on in an earlier one of the same main file (see [`Kept::is_beside`]). To be called as soon as something was
+    /// removed.
+    pub fn keep_back(&self, beside: bool) -> KeptBack {
+        self.shm.beside(beside);
+        self.shm.tend(&self.family, self.main.identity, true)
+    }
+
+    /// Lets go of both locks because the generation has retired. Its bytes stay readable, and who goes on there is kept back;
+    /// [`Kept::over`] says until when.
     pub fn retire(self) -> Option<Kept> {
+        // Before the others, with which whoever goes on there may become the last one who has the main file.
+        self.keep_back(false);
         let generation = self.generation();
         let Anchor { family, main, shm, wal } = self;
-        drop(shm);
-        // The lock goes even where the descriptor stays. If that fails the descriptor goes as well, for somebody waits for it.
+        // The locks go even where the descriptors stay. If that fails a descriptor goes as well, for somebody waits for it.
+        let shm = shm.leave().then_some(shm);
         let unlocked = ofd::unlock(&main.file, Range { start: 0, length: 0 }).is_ok();
         let wal = wal.into_inner().unwrap_or_else(PoisonError::into_inner);
-        unlocked.then(|| Kept::of(family, generation, main.file, wal.map(|w| w.file)))
+        unlocked.then(|| Kept::of(family, generation, main, wal.map(|w| w.file), shm))
     }
 }

@@ -12,6 +12,7 @@ mod error;
 mod find;
 mod hermes;
 mod make;
+pub(crate) mod merged;
 mod note;
 mod open;
 mod pin;
@@ -23,9 +24,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use error::TakeError;
+pub use merged::Merge;
 pub use take::{Failed, Taken, Took, Wanted, Whose, take};
 
-use crate::captures::{self, IMAGE, LOG, MANIFEST, MERGED, OVERTAKEN, UNREADABLE};
+use crate::captures::{self, IMAGE, LOG, MANIFEST, OVERTAKEN, UNREADABLE};
 use crate::error::{Error, Result};
 use crate::family::{Family, Generation, Member};
 use crate::{files, image};
@@ -164,6 +166,8 @@ pub struct Capture {
     pub origin: Origin,
     /// What it says about itself.
     pub manifest: Manifest,
+    /// The side directory of the database beside which it was found; `None` if it was found by its own path.
+    pub side: Option<PathBuf>,
 }
 
 impl Capture {
@@ -207,11 +211,6 @@ impl Capture {
         std::fs::read_dir(&self.place).map_or(0, |entries| entries.flatten().map(length).sum())
     }
 
-    /// True if every row of it is in the database.
-    pub fn is_merged(&self) -> bool {
-        self.place.join(MERGED).exists()
-    }
-
     /// True if another content was put in the place of its database since, so that nobody merges it by itself any more.
     pub fn is_overtaken(&self) -> bool {
         self.place.join(OVERTAKEN).exists()
@@ -244,6 +243,9 @@ pub fn list(family: &Family) -> Result<Vec<Capture>> {
     let ours = captures::complete(&captures::directory(family)).into_iter();
     let mut found: Vec<Capture> = ours.filter_map(|place| read(&place).transpose()).collect::<Result<_>>()?;
     found.extend(hermes::list(family)?);
+    for capture in &mut found {
+        capture.side = Some(family.side_directory());
+    }
     found.sort_by_key(|c| c.manifest.captured_at_unix_us);
     Ok(found)
 }
@@ -268,7 +270,7 @@ pub fn at(place: &Path) -> Result<Option<Capture>> {
 
 fn of(place: &Path, manifest: Manifest) -> Capture {
     let id = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Capture { id, place: place.to_owned(), origin: Origin::Statehouse, manifest }
+    Capture { id, place: place.to_owned(), origin: Origin::Statehouse, manifest, side: None }
 }
 
 fn read(place: &Path) -> Result<Option<Capture>> {

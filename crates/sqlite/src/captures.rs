@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::Connection;
 use serde::Serialize;
 
+use crate::capture::merged::has_rows_of_its_own;
 use crate::error::{Error, Failure, Result};
 use crate::family::{Family, Status};
 use crate::flush::{self, Committer};
@@ -108,9 +109,11 @@ pub(crate) fn forget_partial(parent: &Path) {
     }
 }
 
-/// Removes what is beyond the number that is kept. One that is not merged is never removed.
+/// Removes what is beyond the number that is kept. One that is not merged is never removed, nor one that has rows which a merge
+/// has left in it.
 pub(crate) fn prune(parent: &Path) {
-    let merged: Vec<_> = complete(parent).into_iter().filter(|p| p.join(MERGED).exists()).collect();
+    let spent = |p: &PathBuf| p.join(MERGED).exists() && !has_rows_of_its_own(p);
+    let merged: Vec<_> = complete(parent).into_iter().filter(spent).collect();
     for old in merged.iter().take(merged.len().saturating_sub(KEPT)) {
         let _ = std::fs::remove_dir_all(old);
     }

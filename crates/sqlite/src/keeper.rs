@@ -10,6 +10,7 @@ use rusqlite::Connection;
 use crate::connect;
 use crate::error::{Error, Result};
 use crate::generation::Record;
+use crate::remembered::Copied;
 use crate::shared::Shared;
 use crate::signals::CHECKPOINT_FRAMES;
 use crate::{destroyed, flush, members, recovery, secure, side};
@@ -80,7 +81,7 @@ fn checkpoint(shared: &Shared) -> Result<()> {
             connection
         }
     };
-    passive(shared, &connection)?;
+    passive(shared, &record, &connection)?;
     *place = Some(connection);
     // Now the log still says what was written into the main file; once it is begun anew nobody can tell.
     shared.gate.check().map(drop)
@@ -114,9 +115,18 @@ pub(crate) fn copy_before_parking(shared: &Shared, record: &Record, connection: 
     }
 }
 
-fn passive(shared: &Shared, connection: &Connection) -> Result<()> {
-    let copied = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |r| r.get(2))?;
+fn passive(shared: &Shared, record: &Record, connection: &Connection) -> Result<()> {
+    let before = record.index();
+    let (busy, frames, copied): (i64, i64, i64) =
+        connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?)))?;
     // The log may have grown since; what was copied is what counts.
     shared.signals.copied.store(copied, Ordering::Relaxed);
+    // Between two looks with the same salts nobody has begun the log anew.
+    if let (Some(before), Some(after), Ok(last)) = (before, record.index(), u32::try_from(copied))
+        && before.salts == after.salts
+        && (busy, frames) == (0, copied)
+    {
+        shared.signals.prove(Copied { salts: after.salts, last });
+    }
     Ok(())
 }

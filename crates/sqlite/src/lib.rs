@@ -20,7 +20,7 @@ pub mod image;
 pub mod pages;
 pub mod shell;
 pub mod wal;
-mod words;
+pub mod words;
 
 #[cfg(target_os = "linux")]
 pub mod admission;

@@ -49,7 +49,7 @@ pub struct Account {
     /// Which round of the log it was, by its salts.
     #[serde(default)]
     pub salts: Option<[u8; 8]>,
-    /// True if a checkpoint was under way: then the main file is between two commits.
+    /// True if a checkpoint may not have come to the end of the log: then the main file is between two commits.
     #[serde(default)]
     pub torn: bool,
     /// Which of them some process still knew the content of.
@@ -92,11 +92,13 @@ pub(crate) fn put_together(
         Some(account) => account,
         None => {
             let of_log = what.index.filter(|_| what.destruction.member == Member::Wal);
-            let torn = of_log.is_some_and(|index| index.attempted > index.copied);
+            let torn = of_log.is_some_and(|index| !memory.is_whole_without(&index));
             let made = sources::put_together(what, options.schema.as_deref())?;
             Account { salts: what.index.map(|index| index.salts), torn, ..made }
         }
     };
+    // One process that knows better is enough.
+    account.torn &= !what.index.is_some_and(|index| memory.is_whole_without(&index));
     if what.destruction.member == Member::Wal {
         // What the main file has by now is right as it is there. The last look may have been before the log was begun anew.
         let of = |index: Option<Index>| index.map(|index| index.salts);
@@ -107,7 +109,7 @@ pub(crate) fn put_together(
                 memory.forget_all_but(&rounds);
             }
         }
-        memory.forget(what.index.filter(|index| Some(index.salts) == account.salts));
+        memory.forget(what.index.filter(|index| Some(index.salts) == account.salts), None);
     }
     let succeeded = match account.rebuilt.clone() {
         Some(rebuilt) => add(&rebuilt, what, options, memory, again, &mut account)?,

@@ -8,6 +8,10 @@
 //! Each commit is kept with the frames that it made, so that whoever puts the database together can tell of which frames of
 //! the log somebody still knew the content, and which are lost.
 //!
+//! A checkpoint that somebody who reads has held up says how far it came, and yet has left out each page that a later frame
+//! has as well. So of a log that is copied in part the main file has a commit for certain only up to the end of a checkpoint
+//! that came to the end of the log as it was then ([`Copied`]).
+//!
 //! What is kept is bounded by the length of the log that it stands for, and by a number of requests: a reader that keeps the
 //! log from being copied for hours does not fill the memory. What was let go of is missing from the account then, and counts
 //! as lost.
@@ -29,6 +33,20 @@ const MOST_FRAMES: u32 = 16 * 1024;
 pub(crate) trait Again: Send {
     /// Runs it; its value is dropped.
     fn again(&self, connection: &Connection) -> Result<(), Failure>;
+}
+
+/// Up to which frame of which round of the log the main file has everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Copied {
+    pub(crate) salts: [u8; 8],
+    pub(crate) last: u32,
+}
+
+impl Copied {
+    /// What the index alone proves.
+    fn by(index: &Index) -> Option<Copied> {
+        (index.copied >= index.frames).then_some(Copied { salts: index.salts, last: index.copied })
+    }
 }
 
 /// The frames of a log that one commit made. One that made none has the place behind those that it read.
@@ -73,6 +91,7 @@ struct Commit {
 pub(crate) struct Remembered {
     commits: VecDeque<Commit>,
     requests: usize,
+    copied: Option<Copied>,
 }
 
 impl Remembered {
@@ -96,13 +115,25 @@ impl Remembered {
         self.commits.extend(span.map(|span| Commit { span, requests: Vec::new() }));
     }
 
-    /// Lets go of what the main file has, by what the index says of it now.
-    pub(crate) fn forget(&mut self, now: Option<Index>) {
+    /// Lets go of what the main file has, by what the index says of it now and by what a checkpoint of this process has proved.
+    pub(crate) fn forget(&mut self, now: Option<Index>, proved: Option<Copied>) {
         let Some(now) = now else { return };
+        for copied in [Copied::by(&now), proved].into_iter().flatten().filter(|copied| copied.salts == now.salts) {
+            if self.copied.is_none_or(|known| known.salts != copied.salts || known.last < copied.last) {
+                self.copied = Some(copied);
+            }
+        }
+        let last = self.copied.filter(|copied| copied.salts == now.salts).map_or(0, |copied| copied.last);
         // A log begins another round only when all of it was copied.
-        while self.commits.front().is_some_and(|c| c.span.salts != now.salts || c.span.last <= now.copied) {
+        while self.commits.front().is_some_and(|c| c.span.salts != now.salts || c.span.last <= last) {
             self.drop_oldest();
         }
+    }
+
+    /// True if the main file, as far as is known here, has nothing of the log or all of it up to where the index says.
+    pub(crate) fn is_whole_without(&self, log: &Index) -> bool {
+        let known = Copied { salts: log.salts, last: log.copied };
+        log.copied == log.attempted && (log.copied == 0 || Copied::by(log).is_some() || self.copied == Some(known))
     }
 
     fn drop_oldest(&mut self) {
@@ -234,8 +265,14 @@ mod tests {
             memory.keep(span(1, n + 1, n + 1), vec![Box::new(Insert(i64::from(n)))]);
         }
         memory.keep(None, vec![Box::new(Insert(9))]);
-        memory.forget(None);
-        memory.forget(index(1, 4, 2));
+        memory.forget(None, None);
+        memory.forget(index(1, 4, 2), None);
+        assert_eq!(memory.len(), 4, "a page of a later frame was left out");
+        assert!(!memory.is_whole_without(&index(1, 4, 2).unwrap()));
+        memory.forget(index(1, 4, 2), Some(Copied { salts: [7; 8], last: 2 }));
+        assert_eq!(memory.len(), 4, "that was another round");
+        memory.forget(index(1, 4, 2), Some(Copied { salts: [1; 8], last: 2 }));
+        assert!(memory.is_whole_without(&index(1, 4, 2).unwrap()));
         assert_eq!(memory.spans([1; 8]), [(3, 3), (4, 4)]);
         let connection = Connection::open_in_memory().unwrap();
         connection.execute_batch("CREATE TABLE t(n UNIQUE); INSERT INTO t VALUES (3)").unwrap();
@@ -250,7 +287,7 @@ mod tests {
         assert_eq!(memory.len(), 2);
         memory.forget_all_but(&[[2; 8]]);
         assert_eq!((memory.spans([1; 8]), memory.spans([2; 8])), (vec![], vec![(1, 1)]));
-        memory.forget(index(2, 1, 1));
+        memory.forget(index(2, 1, 1), None);
         assert!(memory.is_empty());
         memory.keep(span(2, 5, 4), vec![Box::new(Insert(7))]);
         assert_eq!((memory.len(), memory.spans([2; 8])), (1, vec![]), "it has no frames");

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::Connection;
 use serde::Serialize;
 
+use crate::capture::merged::has_rows_of_its_own;
 use crate::captures::{
     AGAIN, IMAGE, LOG, MANIFEST, MERGED, TORN, WHOLE, complete, copy_file, create, directory, entries, forget_partial,
     has_successor, is_spent_in_vain, main_is_missing, private_directory, prune, prune_leftovers, publish, sound,
@@ -109,7 +110,8 @@ pub(crate) fn make_room(family: &Family, capture: impl Fn() -> Result<()>) -> Re
         Err(Error::Full) => {
             let parent = directory(family);
             forget_partial(&parent);
-            let evidence = complete(&parent).into_iter().filter(|p| p.join(MERGED).exists());
+            let spent = |p: &PathBuf| p.join(MERGED).exists() && !has_rows_of_its_own(p);
+            let evidence = complete(&parent).into_iter().filter(spent);
             evidence.for_each(|old| drop(std::fs::remove_dir_all(old)));
             entries(&parent, |name| name.ends_with(".moved")).iter().for_each(|old| drop(std::fs::remove_file(old)));
             capture()

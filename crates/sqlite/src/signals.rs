@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::remembered::Copied;
+
 /// How often the generation is looked at. A retired one must be noticed within a second.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -19,6 +21,7 @@ pub(crate) struct Signals {
     pub(crate) made: AtomicI64,
     /// Frames of the log that are in the main file, as of the last checkpoint of this process.
     pub(crate) copied: AtomicI64,
+    proved: Mutex<Option<Copied>>,
     state: Mutex<Wanted>,
     changed: Condvar,
 }
@@ -41,6 +44,16 @@ impl Signals {
             self.state.lock().unwrap_or_else(PoisonError::into_inner).checkpoint = true;
             self.changed.notify_all();
         }
+    }
+
+    /// Notes that a checkpoint of this process came to the end of the log as it was then.
+    pub(crate) fn prove(&self, copied: Copied) {
+        *self.proved.lock().unwrap_or_else(PoisonError::into_inner) = Some(copied);
+    }
+
+    /// The last that was noted.
+    pub(crate) fn proved(&self) -> Option<Copied> {
+        *self.proved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Frames of the log that are not in the main file.

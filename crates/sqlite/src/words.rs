@@ -1,4 +1,4 @@
-//! Moments and command lines as people read them.
+//! Moments, command lines and numbers of things as people read them.
 
 /// A command as one harmless line: control characters are spelled out, so that nothing in it can end the line or reach a
 /// terminal, and it is cut to a readable length.
@@ -37,6 +37,24 @@ pub(crate) fn rfc3339(micros: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}.{fraction:06}Z")
 }
 
+/// So many of something: `1 row`, `2 rows`, `0 processes`. The word is given as one of it.
+pub fn count(n: u64, one: &str) -> String {
+    if n == 1 {
+        return format!("1 {one}");
+    }
+    let before_y = one.strip_suffix('y').filter(|stem| !stem.ends_with(['a', 'e', 'o', 'u']));
+    match before_y {
+        Some(stem) => format!("{n} {stem}ies"),
+        None if one.ends_with(['s', 'x']) || one.ends_with("ch") || one.ends_with("sh") => format!("{n} {one}es"),
+        None => format!("{n} {one}s"),
+    }
+}
+
+/// The form of a verb that goes with so many: `one` for one, else `many`.
+pub fn verb<'a>(n: u64, one: &'a str, many: &'a str) -> &'a str {
+    if n == 1 { one } else { many }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,6 +63,17 @@ mod tests {
     fn a_command_becomes_one_harmless_line() {
         assert_eq!(one_line(&["\u{1b}[31m".to_owned(), "\u{202e}x".to_owned()]), "\\u{1b}[31m \\u{202e}x");
         assert!(one_line(&["x".repeat(1000)]).chars().count() < 110);
+    }
+
+    #[test]
+    fn one_is_one_and_everything_else_is_many() {
+        let words = ["row", "process", "entry", "day", "index", "branch"];
+        assert_eq!(words.map(|w| count(1, w)), ["1 row", "1 process", "1 entry", "1 day", "1 index", "1 branch"]);
+        assert_eq!(
+            words.map(|w| count(0, w)),
+            ["0 rows", "0 processes", "0 entries", "0 days", "0 indexes", "0 branches"]
+        );
+        assert_eq!((count(2, "row"), verb(1, "was", "were"), verb(2, "was", "were")), ("2 rows".into(), "was", "were"));
     }
 
     #[test]

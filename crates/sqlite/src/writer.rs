@@ -304,7 +304,7 @@ pub(crate) fn acknowledge(writing: &Writing<'_>, memory: &mut Remembered, batch:
     };
     match looked {
         Ok(()) => {
-            memory.forget(record.index());
+            memory.forget(record.index(), writing.signals.proved());
             memory.keep(span, batch.into_iter().filter_map(|queued| queued.answer(Ok(()))).collect());
         }
         Err(e) => {

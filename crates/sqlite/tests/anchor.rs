@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
-use statehouse_sqlite::ofd::{self, DMS, Kind, SHARED};
+use statehouse_sqlite::anchor::KeptBack;
+use statehouse_sqlite::ofd::{self, DMS, Kind, SHARED, WAL_CHECKPOINT};
 use statehouse_sqlite::{Family, Member, Reason, anchor};
 
 use crate::holders::{database, holder};
@@ -342,4 +343,131 @@ fn an_anchor_leaves_a_database_alone_that_somebody_is_about_to_delete() {
     assert!(matches!(anchor.heal(), Err(statehouse_sqlite::Error::Busy { .. })));
     drop(last);
     assert!(anchor.heal().unwrap().is_some());
+}
+
+fn remove(path: &Path, suffixes: &[&str]) {
+    suffixes.iter().for_each(|suffix| std::fs::remove_file(with(path, suffix)).unwrap());
+}
+
+/// What SQLite says of a checkpoint: whether somebody was in the way, frames of the log, frames that were copied.
+fn checkpoint(sibling: &mut Sibling, mode: &str) -> Vec<i64> {
+    let answer = sibling.sql(&format!("PRAGMA wal_checkpoint({mode})"));
+    answer[0].as_array().unwrap().iter().map(|n| n.as_i64().unwrap()).collect()
+}
+
+#[test]
+fn who_goes_on_in_a_removed_log_commits_and_copies_nothing_until_the_anchor_is_gone() {
+    let (_d, path) = database();
+    let mut ghost = holder(&path);
+    let anchor = anchored(&path);
+    assert!(anchor.current());
+    assert_eq!(anchor.keep_back(false), KeptBack::No, "a generation that is in its place is left alone");
+    assert_eq!(checkpoint(&mut ghost, "TRUNCATE"), [0, 0, 0]);
+    ghost.sql("INSERT INTO m(t) VALUES('in the log')");
+    remove(&path, &["-wal", "-shm"]);
+    assert_eq!(anchor.keep_back(false), KeptBack::Yes);
+    assert_eq!(checkpoint(&mut ghost, "PASSIVE")[0], 1, "before the other locks are let go of");
+    let mut kept = anchor.retire().unwrap();
+    assert_eq!(kept.kept_back(), KeptBack::Yes);
+    let main = std::fs::read(&path).unwrap();
+    for mode in ["PASSIVE", "FULL", "RESTART", "TRUNCATE"] {
+        let size = bytes(&kept, Member::Wal).len();
+        ghost.sql(&format!("INSERT INTO m(t) VALUES('{mode}')"));
+        assert_eq!(checkpoint(&mut ghost, mode)[0], 1, "{mode} is told that somebody is in the way");
+        assert!(bytes(&kept, Member::Wal).len() > size, "{mode} begins no log anew");
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), main, "nothing is copied");
+    // Nobody is known to write, but somebody has the index, so it is kept.
+    settled(&mut kept);
+    assert_eq!((kept.over(&[]), kept.is_written()), (None, true));
+    drop(kept);
+    assert_eq!(checkpoint(&mut ghost, "TRUNCATE"), [0, 0, 0], "the control: then it copies all of it");
+}
+
+#[test]
+fn a_checkpoint_that_is_on_its_way_is_waited_for() {
+    let (_d, path) = database();
+    let _ghost = holder(&path);
+    let anchor = anchored(&path);
+    assert!(anchor.current());
+    let checkpointer = std::fs::OpenOptions::new().read(true).write(true).open(with(&path, "-shm")).unwrap();
+    assert!(ofd::try_lock(&checkpointer, Kind::Write, WAL_CHECKPOINT).unwrap());
+    remove(&path, &["-wal", "-shm"]);
+    assert_eq!(anchor.keep_back(false), KeptBack::Soon);
+    let mut kept = anchor.retire().unwrap();
+    assert_eq!(kept.keep_back(), KeptBack::Soon);
+    ofd::unlock(&checkpointer, WAL_CHECKPOINT).unwrap();
+    assert_eq!(kept.keep_back(), KeptBack::Yes);
+    assert!(!ofd::try_lock(&checkpointer, Kind::Write, WAL_CHECKPOINT).unwrap());
+}
+
+#[test]
+fn an_index_that_others_may_have_to_make_is_never_in_their_way() {
+    // Only the log was removed: the index is that of whoever opens the database next.
+    let (_d, path) = database();
+    let _ghost = holder(&path);
+    let anchor = anchored(&path);
+    assert!(anchor.current());
+    remove(&path, &["-wal"]);
+    assert!(!anchor.current());
+    assert_eq!(anchor.keep_back(false), KeptBack::No);
+    // Moved away without the main file, and with it; and back.
+    let (directory, path) = database();
+    let _ghost = holder(&path);
+    let away = directory.path().join("away");
+    std::fs::create_dir(&away).unwrap();
+    let away = away.join(path.file_name().unwrap());
+    let anchor = anchored(&path);
+    assert!(anchor.current());
+    let moved = |from: &Path, to: &Path, suffix: &str| std::fs::rename(with(from, suffix), with(to, suffix)).unwrap();
+    moved(&path, &away, "-shm");
+    assert_eq!(anchor.keep_back(false), KeptBack::Yes);
+    moved(&path, &away, "");
+    assert_eq!(anchor.keep_back(false), KeptBack::No, "they are a database under another name");
+    moved(&away, &path, "");
+    assert_eq!(anchor.keep_back(false), KeptBack::Yes);
+    moved(&away, &path, "-shm");
+    assert_eq!(anchor.keep_back(false), KeptBack::No);
+    assert!(anchor.current());
+}
+
+/// Of two that go on in the same removed files one is killed in the middle of a commit.
+#[test]
+fn an_index_that_has_to_be_made_anew_can_be() {
+    let (_d, path) = database();
+    let mut ghost = holder(&path);
+    let anchor = anchored(&path);
+    assert!(anchor.current());
+    let index = std::fs::OpenOptions::new().read(true).write(true).open(with(&path, "-shm")).unwrap();
+    remove(&path, &["-wal", "-shm"]);
+    assert_eq!(anchor.keep_back(false), KeptBack::Yes);
+    std::os::unix::fs::FileExt::write_all_at(&index, &[0xff; 8], 8).unwrap();
+    assert_eq!(anchor.keep_back(false), KeptBack::No);
+    ghost.sql("INSERT INTO m(t) VALUES('after the index was made anew')");
+    assert_eq!(anchor.keep_back(false), KeptBack::Yes);
+}
+
+#[test]
+fn the_next_generation_copies_nothing_either_while_somebody_goes_on_and_can_begin_all_the_same() {
+    let (_d, path) = database();
+    let mut ghost = holder(&path);
+    let anchor = anchored(&path);
+    assert!(anchor.current());
+    remove(&path, &["-wal", "-shm"]);
+    let mut kept = anchor.retire().unwrap();
+    let next = anchored(&path);
+    assert!(kept.is_beside(&next));
+    assert_eq!(next.keep_back(true), KeptBack::Soon, "its index is not made yet");
+    let mut second = Sibling::connected(&path);
+    second.sql("INSERT INTO m(t) VALUES('of the next')");
+    assert_eq!(next.keep_back(true), KeptBack::Yes);
+    assert_eq!(checkpoint(&mut second, "FULL")[0], 1);
+    ghost.sql("INSERT INTO m(t) VALUES('of the ghost')");
+    ghost.kill();
+    wait_for("nobody goes on there any more", || {
+        let _ = kept.over(&[]);
+        !kept.is_beside(&next)
+    });
+    assert_eq!(next.keep_back(false), KeptBack::No);
+    assert_eq!(checkpoint(&mut second, "TRUNCATE"), [0, 0, 0]);
 }

@@ -309,7 +309,7 @@ fn garbage_in_a_page_that_opening_needs_is_told_as_destroyed_and_not_looked_into
         said.starts_with("destroyed ").then_some(said)
     });
     assert!(scene.holder.events().contains("is being checked"), "the control: {}", scene.holder.events());
-    assert!(told.contains("main"), "{told}");
+    assert!(told.contains("written into by another program"), "{told}");
     assert_eq!(scene.evidence().len(), 1);
 }
 

@@ -8,7 +8,7 @@ use statehouse_testkit::home::TestDir;
 use statehouse_testkit::wait::until;
 
 use crate::holder::Holder;
-use crate::support::{visitor, with};
+use crate::support::{Sibling, visitor, with};
 
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
@@ -122,6 +122,30 @@ fn what_was_copied_into_the_main_file_is_not_remembered_any_more() {
     empty(&with(&path, "-wal"));
     let account = account(&path, 2);
     assert_eq!((account.run_again, account.lost.len()), (2, 0), "{account:#?}");
+}
+
+/// A checkpoint that a reader holds up leaves out the pages that were changed after what he reads, also their earlier content.
+#[test]
+fn what_a_reader_has_kept_out_of_the_main_file_is_still_remembered() {
+    let directory = TestDir::new();
+    let path = directory.join("s.db");
+    let mut one = Holder::with_store(&path);
+    let mut kept = Vec::new();
+    let long = "x".repeat(300);
+    put(&mut one, &format!("m{long}"), 60, &mut kept);
+    checkpoint(&path);
+    put(&mut one, &format!("a{long}"), 60, &mut kept);
+    let mut reader = Sibling::connected(&path);
+    reader.sql("BEGIN");
+    reader.sql("SELECT count(*) FROM k");
+    put(&mut one, &format!("z{long}"), 60, &mut kept);
+    visitor(&path, "PRAGMA wal_checkpoint(PASSIVE)");
+    put(&mut one, "last", 1, &mut kept);
+    empty(&with(&path, "-wal"));
+    let account = account(&path, 1);
+    kept.sort();
+    assert_eq!(keys(account.rebuilt.as_ref().unwrap()), kept, "{account:#?}");
+    assert!(account.verified, "{account:#?}");
 }
 
 #[test]

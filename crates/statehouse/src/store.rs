@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use statehouse_sessions::{OpenMode, SqliteStore, Store};
+use statehouse_sqlite::words;
 use statehouse_sqlite::{Error, Event, Observer, Reason};
 
 use crate::failure::Result;
@@ -73,13 +74,18 @@ fn log(event: &Event) {
             "locks of this process on the store were gone and were taken again, nothing is lost: {what}; something in this \
              process closes or unlocks what is not its own"
         ),
-        Event::Merged { rows } => tracing::info!("{rows} rows that only the retired files had were taken over"),
+        Event::Merged { rows } => tracing::info!(
+            "{} that only the retired files had {} taken over",
+            words::count(*rows, "row"),
+            words::verb(*rows, "was", "were")
+        ),
         Event::Reopened => tracing::info!("the store is open again"),
         Event::Lost { cause, transactions } => {
             LOST.store(true, Ordering::Relaxed);
             tracing::error!(
                 "the store was closed while only this process still had its removed files, and they could not be kept: \
-                 {transactions} transactions may be lost: {cause}"
+                 {} may be lost: {cause}",
+                words::count(*transactions, "transaction")
             );
         }
         Event::Parked { by } => tracing::info!("the store was let go of for {by}; what is asked for meanwhile waits"),

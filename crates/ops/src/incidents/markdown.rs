@@ -3,6 +3,7 @@
 //! It says no more than was checked. Where our code has not proved that nothing is lost, the report says that it is not known.
 
 use super::IncidentDocument;
+use statehouse_sqlite::words;
 
 /// Text that may hold anything as one harmless line of Markdown.
 fn plain(text: &str) -> String {
@@ -80,7 +81,11 @@ fn timeline(i: &IncidentDocument) -> String {
     for (n, entry) in i.timeline.iter().enumerate() {
         // As many as the record keeps of the beginning.
         if i.timeline_left_out > 0 && n == 20 {
-            out.push_str(&format!("| | | {} entries are left out here |\n", i.timeline_left_out));
+            out.push_str(&format!(
+                "| | | {} {} left out here |\n",
+                words::count(i.timeline_left_out, "entry"),
+                words::verb(i.timeline_left_out, "is", "are")
+            ));
         }
         let at = entry.at.trim_end_matches('Z').replace('T', " ");
         out.push_str(&format!("| {at} | {} | {} |\n", who(entry.pid, &entry.role), plain(&entry.sentence)));
@@ -122,6 +127,7 @@ fn cause(i: &IncidentDocument) -> String {
 fn loss(i: &IncidentDocument) -> String {
     match &i.lost {
         Some(lost) => format!("{}\n", sentence(lost)),
+        None if !i.proved.is_empty() => format!("{}\n", sentence(&i.proved)),
         None if i.nothing_lost => "Nothing that was acknowledged was lost.\n".to_owned(),
         None => "Nothing is known to be lost, and it is not proved yet that nothing is.\n".to_owned(),
     }

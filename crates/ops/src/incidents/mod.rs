@@ -115,6 +115,8 @@ pub struct IncidentDocument {
     pub lost: Option<String>,
     /// True if what was checked proves that nothing that was acknowledged is lost.
     pub nothing_lost: bool,
+    /// What was proved, where that is less than that nothing is lost; empty for nothing.
+    pub proved: String,
     /// What to type next.
     pub next: String,
     /// Processes that were cut off.
@@ -193,6 +195,7 @@ impl From<&Incident> for IncidentDocument {
             done: i.done.clone(),
             lost: i.lost.clone(),
             nothing_lost: i.nothing_is_lost(),
+            proved: i.proved.clone(),
             next: i.next.clone(),
             affected: affected.collect(),
             timeline: i.timeline.iter().map(entry).collect(),

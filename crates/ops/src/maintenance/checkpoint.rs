@@ -16,6 +16,7 @@ use statehouse_sqlite::backlog::{self, Backlog};
 use statehouse_sqlite::headers::Journal;
 use statehouse_sqlite::holders::{self, Report, Standing, Verdict};
 use statehouse_sqlite::secure::{self, Purpose};
+use statehouse_sqlite::words;
 use statehouse_sqlite::{Error as DatabaseError, Family, Member, Reason, protect};
 
 use super::error::{Error, Result};
@@ -128,9 +129,14 @@ pub fn plan(look: &Look, mode: Mode, mut forecast: Forecast) -> Result<Plan<Pend
     let (log, checkpointed) = state.map_or((0, 0), |b| (b.frames, b.copied));
     let would = match (look.header.journal, mode) {
         (Journal::Rollback, _) => NO_LOG.to_owned(),
-        (_, Mode::Passive) => format!("copy {} frames of the log into the main file", log - checkpointed.min(log)),
+        (_, Mode::Passive) => {
+            format!("copy {} of the log into the main file", words::count(log - checkpointed.min(log), "frame"))
+        }
         (_, Mode::Truncate) => {
-            format!("copy {} frames of the log into the main file and empty the log", log - checkpointed.min(log))
+            format!(
+                "copy {} of the log into the main file and empty the log",
+                words::count(log - checkpointed.min(log), "frame")
+            )
         }
     };
     if look.header.journal == Journal::Rollback {
@@ -199,15 +205,16 @@ pub fn passive(path: &Path, patience: Duration) -> Result<Checkpointed> {
 
 fn why(answer: &Checkpointed) -> String {
     let left = answer.log.saturating_sub(answer.checkpointed);
+    let frames = format!("{} {}", words::count(left, "frame"), words::verb(left, "is", "are"));
     let Some(first) = answer.pinned_by.first() else {
-        return format!("{left} frames are left: a reader was in the way, or the log has grown meanwhile");
+        return format!("{frames} left: a reader was in the way, or the log has grown meanwhile");
     };
     let who = first.pid.map_or_else(|| "a process that cannot be seen".to_owned(), |p| format!("PID {p}"));
     let others = match answer.pinned_by.len() {
-        1 => String::new(),
-        n => format!(" and {} more", n - 1),
+        1 => " reads".to_owned(),
+        n => format!(" and {} more read", n - 1),
     };
-    format!("{left} frames are left, because {who}{others} reads in a transaction that began before them")
+    format!("{frames} left, because {who}{others} in a transaction that began before them")
 }
 
 fn pins(report: &Report, state: Option<&Backlog>) -> Vec<Pin> {

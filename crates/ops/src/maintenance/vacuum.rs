@@ -14,6 +14,7 @@ use std::time::Instant;
 use rusqlite::{Connection, OptionalExtension as _};
 use serde::Serialize;
 use statehouse_sqlite::headers::Journal;
+use statehouse_sqlite::words;
 use statehouse_sqlite::{Family, Member};
 
 use super::error::{Error, Result};
@@ -43,9 +44,10 @@ impl Worth {
             return None;
         }
         Some(format!(
-            "{} of {} pages are free ({bytes} bytes, {:.1} %), and it is worth it from {} bytes and {:.0} % on",
+            "{} of {} {} free ({bytes} bytes, {:.1} %), and it is worth it from {} bytes and {:.0} % on",
             pages.free,
-            pages.pages,
+            words::count(pages.pages, "page"),
+            words::verb(pages.free, "is", "are"),
             share * 100.0,
             self.bytes,
             self.share * 100.0
@@ -145,7 +147,12 @@ pub fn plan(look: &Look, worth: Worth, temporary: &Temporary, forecast: Forecast
         Err(e) => (None, Some(e)),
     };
     let would = match &reason {
-        None => format!("rewrite {} pages without the {} that hold nothing", pages.pages, pages.free),
+        None => format!(
+            "rewrite {} without the {} that {} nothing",
+            words::count(pages.pages, "page"),
+            pages.free,
+            words::verb(pages.free, "holds", "hold")
+        ),
         Some(reason) => format!("do nothing: {reason}"),
     };
     // What is not done needs no room.
@@ -333,7 +340,7 @@ pub(crate) fn content_of_search_index(sql: &str) -> Option<String> {
 }
 
 /// The arguments of a statement, split at the commas that are not inside quotes.
-fn split(text: &str) -> Vec<&str> {
+pub(crate) fn split(text: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let (mut from, mut inside) = (0, None);
     for (at, c) in text.char_indices() {
@@ -352,7 +359,8 @@ fn split(text: &str) -> Vec<&str> {
     parts
 }
 
-fn unquote(text: &str) -> String {
+/// A name without the quotes around it.
+pub(crate) fn unquote(text: &str) -> String {
     let mut chars = text.chars();
     match (chars.next(), chars.next_back()) {
         (Some(a @ ('\'' | '"' | '`')), Some(b)) if a == b => chars.as_str().replace(&format!("{a}{a}"), &a.to_string()),

@@ -27,6 +27,7 @@ mod rename;
 pub(crate) mod source;
 mod to;
 
+use statehouse_sqlite::words;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -262,9 +263,12 @@ fn report(family: &Family, done: &Restored) -> Result<(), DatabaseError> {
             _ => "as a new main file, for there was none".to_owned(),
         },
         lost: (lost > 0).then(|| {
-            let were =
-                crate::count::of(lost.unsigned_abs(), "row was there before and is", "rows were there before and are");
-            format!("{were} only in what was kept")
+            let (n, rows) = (lost.unsigned_abs(), words::count(lost.unsigned_abs(), "row"));
+            format!(
+                "{rows} {} there before and {} only in what was kept",
+                words::verb(n, "was", "were"),
+                words::verb(n, "is", "are")
+            )
         }),
         next: next.unwrap_or_default(),
         outcome: Outcome::Kept,

@@ -11,6 +11,7 @@ use statehouse_sessions::sqlite::{APPLICATION_ID, SessionsSchema};
 use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
 use statehouse_sqlite::secure::{self, Purpose};
 use statehouse_sqlite::shell::word;
+use statehouse_sqlite::words;
 use statehouse_sqlite::{Error as DatabaseError, Family, Member, Reason, Schema as _, holders};
 
 use super::error::{Error, Result};
@@ -171,8 +172,11 @@ impl Source {
         }
         let broken = foreign_keys(&self.attached)?;
         if broken > 0 {
-            let refer = crate::count::of(broken, "row refers", "rows refer");
-            let found = format!("{refer} to rows that are not there (PRAGMA foreign_key_check)");
+            let found = format!(
+                "{} {} to rows that are not there (PRAGMA foreign_key_check)",
+                words::count(broken, "row"),
+                words::verb(broken, "refers", "refer")
+            );
             if self.is_ours() && !matches!(self.found, Found::Snapshot(_)) {
                 return Err(Error::SourceDamaged { path: path.to_owned(), found });
             }

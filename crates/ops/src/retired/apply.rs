@@ -13,6 +13,7 @@ use super::compare::{Conflict, Landed, New, Sink};
 use super::conflicts::List;
 use super::error::{Error, Result};
 use super::pair::{Pair, PairKey};
+use super::quiet::Quiet;
 use super::rules::{Rules, tool_calls};
 use super::schema::{Schema, Table};
 use crate::maintenance::quoted;
@@ -29,6 +30,8 @@ pub(super) struct Apply<'a> {
     pub(super) refused: BTreeMap<String, u64>,
     tables: BTreeMap<String, Into>,
     pub(super) sessions: Sessions,
+    /// True while each row must be announced that is written.
+    pub(super) announces: bool,
 }
 
 /// What Hermes Agent's own code does beside writing a message.
@@ -71,7 +74,7 @@ impl<'a> Apply<'a> {
             tables.insert(pair.name.clone(), into);
         }
         let (brought, refused) = Default::default();
-        Ok(Apply { writer, theirs, rules, list, brought, refused, tables, sessions })
+        Ok(Apply { writer, theirs, rules, list, brought, refused, tables, sessions, announces: false })
     }
 
     /// Makes the tables that only the capture has, with their indexes.
@@ -103,12 +106,13 @@ impl<'a> Apply<'a> {
         if into.beside {
             row.push(new.rowid.map_or_else(|| into.fresh(), Cell::Integer));
         }
-        let mut result = write(self.writer, into, &row);
+        let announces = self.announces;
+        let mut result = write(self.writer, into, &row, announces);
         if into.beside && new.rowid.is_some() && matches!(&result, Err(e) if is_taken(e)) {
             // A trigger, or a row before it, has taken the number.
             row.pop();
             row.push(into.fresh());
-            result = write(self.writer, into, &row);
+            result = write(self.writer, into, &row, announces);
         }
         match result {
             Ok(1) => {}
@@ -240,8 +244,13 @@ fn next_number(writer: &Connection, theirs: &Connection, pair: &Pair, table: &Ta
     Ok(last.checked_add(1))
 }
 
-fn write(writer: &Connection, into: &Into, row: &[Cell]) -> rusqlite::Result<usize> {
-    let insert = || writer.prepare_cached(&into.sql)?.execute(params_from_iter(row));
+fn write(writer: &Connection, into: &Into, row: &[Cell], announces: bool) -> rusqlite::Result<usize> {
+    let insert = || {
+        if announces {
+            Quiet::announce(writer)?;
+        }
+        writer.prepare_cached(&into.sql)?.execute(params_from_iter(row))
+    };
     if !into.guarded {
         return insert();
     }

@@ -9,6 +9,7 @@ use std::ops::Deref;
 use std::path::Path;
 
 use rusqlite::Connection;
+use statehouse_sqlite::words;
 use statehouse_sqlite::{Family, Member, files, immutable, salvage};
 
 use super::error::{Error, Result, io};
@@ -73,10 +74,10 @@ impl Base {
             return Err(Error::from(statehouse_sqlite::Error::Damaged { detail: damage.detail() }));
         };
         let said = format!(
-            "the database itself is damaged ({}): {} rows can still be read of it, and {} of its pages and cells cannot; `retired merge \
+            "the database itself is damaged ({}): {} can still be read of it, and {} of its pages and cells cannot; `retired merge \
              --into FILE` writes a new file with the rows of both, without indexes and triggers",
             damage.detail(),
-            found.rows,
+            words::count(found.rows, "row"),
             found.unread
         );
         Ok(Base::Rows { rows: immutable(&output)?, said, scratch })

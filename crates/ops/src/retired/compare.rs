@@ -65,6 +65,8 @@ pub(super) struct Comparison<'a> {
     pub(super) theirs: &'a Connection,
     pub(super) schema: &'a Schema,
     pub(super) rules: Rules,
+    /// True if `live` is written into while it is read, so that a table must be read to its end before its rows are taken.
+    moving: bool,
     /// Rows to which others may refer and which will not be here.
     refused: HashSet<[u8; 32]>,
 }
@@ -75,7 +77,12 @@ const UNSURE_INDEX: &str = "a search index of the program refers to rows by numb
 
 impl<'a> Comparison<'a> {
     pub(super) fn new(live: &'a Connection, theirs: &'a Connection, schema: &'a Schema, rules: Rules) -> Self {
-        Comparison { live, theirs, schema, rules, refused: HashSet::new() }
+        Comparison { live, theirs, schema, rules, moving: false, refused: HashSet::new() }
+    }
+
+    /// What comes now is compared with what `live` sees. `moving` if that is written into meanwhile.
+    pub(super) fn beside(&mut self, live: &'a Connection, moving: bool) {
+        (self.live, self.moving) = (live, moving);
     }
 
     /// Compares one table. Tables must come in the order of [`super::pair::pairs`].
@@ -108,7 +115,7 @@ impl<'a> Comparison<'a> {
 
     fn only_captured(&self, pair: &Pair, sink: &mut dyn Sink) -> Result<Counts> {
         let mut counts = Counts::default();
-        let mut all = self.theirs.prepare(&select(pair, &pair.theirs.rowid))?;
+        let mut all = self.theirs.prepare(&select(pair, &pair.theirs.rowid, false))?;
         let mut rows = all.query([])?;
         while let Some(row) = rows.next()? {
             let new = New { cells: &cells(row, 1, pair.columns.len())?, rowid: row.get(0)?, renumber: false };
@@ -148,10 +155,13 @@ fn named(table: &str, values: &[&Cell]) -> [u8; 32] {
     digest(std::iter::once(&name).chain(values.iter().copied()).map(Cell::as_ref))
 }
 
-/// The number first, then the columns of the pair. In the order of the numbers, where there are some.
-fn select(pair: &Pair, rowid: &Option<String>) -> String {
+/// The number first, then the columns of the pair. In the order of the numbers, where there are some. `at_once` has all of them
+/// read before the first one is given, so that rows which are written meanwhile are not among them.
+fn select(pair: &Pair, rowid: &Option<String>, at_once: bool) -> String {
+    // Without an index to go by they are sorted.
+    let plus = if at_once { "+" } else { "" };
     let (number, order) = match rowid {
-        Some(rowid) => (rowid.as_str(), format!(" ORDER BY {rowid}")),
+        Some(rowid) => (rowid.as_str(), format!(" ORDER BY {plus}{rowid}")),
         None => ("NULL", String::new()),
     };
     format!("SELECT {number}, {} FROM {}{order}", pair.selected(), quoted(&pair.name))
@@ -179,8 +189,8 @@ impl Job<'_, '_> {
         let pair = self.pair;
         let live_rowid = pair.live.as_ref().and_then(|t| t.rowid.clone());
         let (mut ours, mut theirs) = (
-            self.all.live.prepare(&select(pair, &live_rowid))?,
-            self.all.theirs.prepare(&select(pair, &pair.theirs.rowid))?,
+            self.all.live.prepare(&select(pair, &live_rowid, self.all.moving))?,
+            self.all.theirs.prepare(&select(pair, &pair.theirs.rowid, false))?,
         );
         let (mut ours, mut theirs) = (ours.query([])?, theirs.query([])?);
         let mut leftover = Leftover::new();
@@ -280,7 +290,7 @@ impl Job<'_, '_> {
 
     /// Both sides number their rows differently, or not at all: each row is looked up by its key.
     fn look_up_each(&mut self) -> Result<()> {
-        let mut all = self.all.theirs.prepare(&select(self.pair, &None))?;
+        let mut all = self.all.theirs.prepare(&select(self.pair, &None, false))?;
         let mut rows = all.query([])?;
         while let Some(row) = rows.next()? {
             let row = cells(row, 1, self.pair.columns.len())?;

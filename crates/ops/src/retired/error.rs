@@ -97,6 +97,11 @@ impl Error {
         matches!(self.code(), "damaged" | "unsound")
     }
 
+    /// True if it can be one of what a module keeps, while everything else is sound.
+    pub(super) fn may_be_of_a_module(&self) -> bool {
+        self.is_of_the_database() || self.code() == "sqlite"
+    }
+
     /// What was seen.
     pub fn detail(&self) -> String {
         match self {

@@ -35,11 +35,9 @@ impl Copy {
         Ok(Copy { to: to.to_owned(), partial })
     }
 
-    /// Where the rows are listed that stand against each other.
-    pub(super) fn conflicts(&self) -> PathBuf {
-        let mut name = self.to.as_os_str().to_owned();
-        name.push(".conflicts.jsonl");
-        PathBuf::from(name)
+    /// Where it is to be.
+    pub(super) fn to(&self) -> &Path {
+        &self.to
     }
 
     /// Copies the database, and opens the copy for writing. Nobody else has it, and it is flushed at the end.
@@ -81,12 +79,16 @@ impl Copy {
             rustix::io::Errno::EXIST => Error::Exists { path: self.to.clone() },
             e => io("rename", &self.partial, e),
         })?;
-        let directory = self.to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-        rustix::fs::open(directory, flags, rustix::fs::Mode::empty())
-            .and_then(rustix::fs::fsync)
-            .map_err(|e| io("flush", directory, e))
+        flush_directory(self.to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")))
     }
+}
+
+/// Makes the names in a directory outlive a power cut.
+pub(super) fn flush_directory(directory: &Path) -> Result<()> {
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    rustix::fs::open(directory, flags, rustix::fs::Mode::empty())
+        .and_then(rustix::fs::fsync)
+        .map_err(|e| io("flush", directory, e))
 }
 
 impl Drop for Copy {

@@ -10,20 +10,23 @@ use std::path::{Path, PathBuf};
 use rusqlite::Connection;
 use serde::Serialize;
 use statehouse_sqlite::Family;
-use statehouse_sqlite::incidents::{self, Kind as Incident, Outcome, Report};
+use statehouse_sqlite::capture::{self, Capture, Merge};
 
 use super::apply::{Apply, Sessions};
 use super::base::Base;
 use super::compare::{Comparison, Counts, count};
 use super::conflicts::List;
-use super::error::{Error, Result, io};
+use super::error::{Error, Result};
 use super::live::{self, Reading, Writing};
-use super::pair::{Pair, pairs};
+use super::pair::{Pair, pairs, unkept};
+use super::proved::{Dangling, missing_now, read_back};
+use super::quiet::Quiet;
 use super::rules::Rules;
 use super::schema::Schema;
 use super::show::{Asked, Compared, Listing, Shown, UNPLACED, compare, lacks, shown};
 use super::source::Source;
-use crate::maintenance::{look, quoted, whole};
+use super::told::{record, settle, tell};
+use crate::maintenance::{look, whole};
 use crate::progress::Progress;
 
 /// Keeps a copy of the database as it is, before anything is changed, and says where.
@@ -77,6 +80,13 @@ impl Merged {
         let merged = Merged { dry_run: false, done: true, rows, ..self };
         if let Ok(family) = Family::of(path) {
             tell(&family, &merged);
+            let captures = capture::list(&family).unwrap_or_default();
+            // Where a reader keeps the log from being copied, the mark comes later.
+            let is_in = |c: &&Capture| c.id == merged.shown.id && (c.is_merged() || c.is_in_the_log());
+            if let Some(capture) = captures.iter().find(is_in) {
+                let before = capture.merge().unwrap_or_default();
+                settle(&family, capture, &Merge { rows: before.rows + rows, ..before });
+            }
         }
         merged
     }
@@ -104,11 +114,12 @@ pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -
     (asked.watch)(Progress::Begins { what: "opening the capture", bytes: None });
     let source = Source::find(&family, id, &asked.opening(true))?;
     let lacks = lacks(&family, &source);
+    let mut list = List::of(&family, &source.id);
     // Most captures are looked at first, and many were merged before: then nothing is touched.
     let first = {
         let reading = Reading::open(path, asked.scratch, asked.patience)?;
         let proved = if source.is_whole() { Ok(()) } else { whole::require(&reading, path).map_err(Error::from) };
-        let first = proved.and_then(|()| compare(&reading, &source, asked.watch, &mut Listing { rows: None }));
+        let first = proved.and_then(|()| compare(&reading, &source, asked.watch, &mut list));
         let first = first.map_err(|e| match e.is_of_the_database() {
             true => Error::Ruined { path: family.main(), found: e.detail() },
             false => e,
@@ -117,16 +128,20 @@ pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -
         first
     };
     let before = shown(&family, &source, first, lacks);
-    if before.to_bring_back() == 0 && before.conflicting() == 0 {
-        mark(&source)?;
-        return Ok(Merged::of(before));
+    if before.to_bring_back() == 0 {
+        let mut merged = Merged::of(before);
+        merged.conflicts = list.publish()?;
+        record(&family, &source, &merged);
+        return Ok(merged);
     }
+    // Written anew in the transaction, for it is about what is there then.
+    drop(list);
     (asked.watch)(Progress::Begins { what: "keeping a copy of the database", bytes: None });
     let kept = evidence()?;
     let writing = Writing::open(&look(path)?, asked.patience)?;
     writing.begin()?;
     let reader = writing.reader(asked.patience)?;
-    let list = List::new(&source.conflicts());
+    let list = List::of(&family, &source.id);
     let create = source.is_whole();
     let work = Work { writer: &writing.writer, reader, source: &source, asked, first: Some(&before), create };
     let Done { compared, brought, refused, list } = work.run(list)?;
@@ -138,7 +153,7 @@ pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -
     merged.read_back = Some(read_back(path, &source, &brought, &refused, asked)?);
     let merged = merged.bringing(brought);
     if merged.read_back == Some(true) {
-        mark(&source)?;
+        record(&family, &source, &merged);
     }
     tell(&family, &merged);
     Ok(merged)
@@ -170,7 +185,7 @@ pub fn merge_into(path: &Path, id: &str, into: &Path, asked: &Asked<'_>) -> Resu
         return Ok(Merged { dry_run: false, done: true, rows, into: Some(into.to_owned()), ..merged });
     }
     let reader = copy.reader()?;
-    let list = List::new(&copy.conflicts());
+    let list = List::beside(copy.to());
     let work = Work { writer: &writer, reader, source: &source, asked, first: None, create: true };
     let Done { compared, brought, list, .. } = work.run(list)?;
     writer.execute_batch("COMMIT")?;
@@ -210,7 +225,9 @@ impl Work<'_> {
         let schema = Schema::read(&self.reader)?;
         let rules = Rules::of(&schema);
         self.writer.execute_batch("PRAGMA defer_foreign_keys = ON")?;
-        let mut done = Done { compared: Compared::default(), brought: BTreeMap::new(), refused: BTreeMap::new(), list };
+        let unkept = unkept(&schema);
+        let compared = Compared { unkept, ..Compared::default() };
+        let mut done = Done { compared, brought: BTreeMap::new(), refused: BTreeMap::new(), list };
         let mut sessions = Sessions::default();
         let mut made = BTreeSet::new();
         for (part, rows) in self.source.parts().enumerate() {
@@ -219,10 +236,11 @@ impl Work<'_> {
             let (unplaced, pairs): (Vec<Pair>, Vec<Pair>) = pairs(&schema, &theirs, rules)
                 .into_iter()
                 .partition(|p| !is_all && p.live.is_none() && p.name == UNPLACED);
-            for pair in pairs.iter().filter(|p| p.live.is_none() && self.create && made.insert(p.name.clone())) {
+            for pair in pairs.iter().filter(|p| p.live.is_none() && self.is_written(p) && made.insert(p.name.clone())) {
                 Apply::create(self.writer, rows, pair)?;
             }
             let touched: Vec<&Pair> = pairs.iter().filter(|p| self.is_written(p)).collect();
+            let written: BTreeSet<String> = touched.iter().map(|p| p.name.to_ascii_lowercase()).collect();
             let dangling = Dangling::count(self.writer, &touched)?;
             let needed: Vec<&Pair> =
                 touched.iter().filter(|p| self.first.is_some_and(|f| f.has_rows_to_come(&p.name))).copied().collect();
@@ -230,13 +248,27 @@ impl Work<'_> {
             let mut comparison = Comparison::new(&self.reader, rows, &schema, rules);
             for pair in &pairs {
                 (self.asked.watch)(Progress::Begins { what: "bringing rows back", bytes: None });
-                let counts = self.table(pair, &mut comparison, &mut apply)?;
-                done.compared.add(pair, counts, is_all);
+                // What triggers have written by now counts as well.
+                let feeders = schema.triggers.feeders(&pair.name);
+                let is_fed = feeders.iter().any(|f| written.contains(f));
+                comparison.beside(if is_fed { self.writer } else { &self.reader }, is_fed);
+                let brings = self.first.is_none_or(|f| f.has_rows_to_come(&pair.name));
+                let told = if is_all && brings {
+                    self.told_there(pair, &touched, &schema, &theirs, rules)
+                } else {
+                    Vec::new()
+                };
+                let quiet = Quiet::over(self.writer, &told, &pair.name)?;
+                apply.announces = quiet.is_over_its_own();
+                let counts = self.by_itself(pair, &mut comparison, &mut apply);
+                drop(quiet);
+                done.compared.take(pair, counts, is_all)?;
                 if pair.live.is_none()
                     && !self.create
                     && let Some(shown) = done.compared.tables.get_mut(&pair.name)
                 {
-                    shown.left_alone = Some("the database has no such table; --into FILE writes one that has it");
+                    let why = "the database has no such table; --into FILE writes one that has it";
+                    (shown.left_alone, shown.is_beyond_us) = (Some(why.to_owned()), true);
                 }
             }
             for pair in &unplaced {
@@ -261,6 +293,43 @@ impl Work<'_> {
         pair.left_alone.is_none() && pair.incomparable.is_none() && (pair.live.is_some() || self.create)
     }
 
+    /// Tables to which the triggers of `pair` have added rows in the capture, which are brought back from there.
+    fn told_there(&self, pair: &Pair, touched: &[&Pair], live: &Schema, theirs: &Schema, rules: Rules) -> Vec<String> {
+        // Where a row may get another number, what its trigger says of it is not what the capture says.
+        if pair.live.is_none()
+            || rules.identity(pair).is_some()
+            || !live.triggers.fires_as(&pair.name, &theirs.triggers)
+        {
+            return Vec::new();
+        }
+        let fed = live.triggers.fed_by(&pair.name);
+        let is_told = |p: &&&Pair| {
+            let feed = fed.get(&p.name.to_ascii_lowercase());
+            p.live.is_some() && !p.is_virtual && feed.is_some_and(|f| !f.changes)
+        };
+        touched.iter().filter(is_told).map(|p| p.name.clone()).collect()
+    }
+
+    /// What a module cannot take is undone alone. It keeps rows in memory until it must write them, and would else fail at the very end.
+    fn by_itself(&self, pair: &Pair, comparison: &mut Comparison<'_>, apply: &mut Apply<'_>) -> Result<Counts> {
+        if !pair.is_virtual || !self.is_written(pair) {
+            return self.table(pair, comparison, apply);
+        }
+        self.writer.execute_batch("SAVEPOINT statehouse_module")?;
+        let counts = self.table(pair, comparison, apply).and_then(|counts| {
+            // A savepoint has it written down.
+            self.writer.execute_batch("SAVEPOINT statehouse_written; RELEASE statehouse_written")?;
+            Ok(counts)
+        });
+        if counts.as_ref().is_err_and(Error::may_be_of_a_module) {
+            self.writer.execute_batch("ROLLBACK TO statehouse_module")?;
+            apply.brought.remove(&pair.name);
+            apply.refused.remove(&pair.name);
+        }
+        self.writer.execute_batch("RELEASE statehouse_module")?;
+        counts
+    }
+
     fn table(&self, pair: &Pair, comparison: &mut Comparison<'_>, apply: &mut Apply<'_>) -> Result<Counts> {
         match &pair.incomparable {
             Some(_) => Ok(Counts::default()),
@@ -268,121 +337,4 @@ impl Work<'_> {
             None => comparison.table(pair, apply),
         }
     }
-}
-
-/// Rows that refer to nothing, by table, parent and reference.
-struct Dangling(BTreeMap<(String, String, i64), u64>);
-
-impl Dangling {
-    fn count(connection: &Connection, tables: &[&Pair]) -> Result<Dangling> {
-        let mut found = BTreeMap::new();
-        let referring = tables.iter().filter(|p| !p.live.as_ref().unwrap_or(&p.theirs).references.is_empty());
-        for pair in referring {
-            let sql = format!("PRAGMA foreign_key_check({})", quoted(&pair.name));
-            // A reference that does not fit its parent is a fault of the schema that nobody can violate.
-            let Ok(mut check) = connection.prepare(&sql) else { continue };
-            let mut rows = check.query([])?;
-            loop {
-                match rows.next() {
-                    Ok(Some(row)) => *found.entry((row.get(0)?, row.get(2)?, row.get(3)?)).or_default() += 1,
-                    Ok(None) => break,
-                    Err(e) if e.to_string().contains("foreign key mismatch") => break,
-                    Err(e) => return Err(e.into()),
-                }
-            }
-        }
-        Ok(Dangling(found))
-    }
-
-    fn compare(&self, after: &Dangling) -> Result<()> {
-        let more: Vec<String> = after
-            .0
-            .iter()
-            .filter(|(of, n)| self.0.get(of).unwrap_or(&0) < n)
-            .map(|((table, parent, _), n)| format!("{n} rows of {table} refer to rows of {parent} that are not there"))
-            .collect();
-        if more.is_empty() { Ok(()) } else { Err(Error::Dangling { found: more.join("; ") }) }
-    }
-}
-
-/// How many rows of the tables that were written are missing, beyond those that a table refused.
-fn still_missing(
-    live: &Connection,
-    source: &Source,
-    brought: &BTreeMap<String, u64>,
-    refused: &BTreeMap<String, u64>,
-) -> Result<Vec<String>> {
-    let schema = Schema::read(live)?;
-    let rules = Rules::of(&schema);
-    let mut missing: BTreeMap<String, u64> = BTreeMap::new();
-    for rows in source.parts() {
-        let theirs = Schema::read(rows)?;
-        let mut again = Comparison::new(live, rows, &schema, rules);
-        for pair in pairs(&schema, &theirs, rules).iter().filter(|p| brought.contains_key(&p.name)) {
-            // What a trigger has taken away again was wanted so.
-            if pair.live.as_ref().is_none_or(|t| t.triggers > 0) {
-                continue;
-            }
-            let counts = again.table(pair, &mut Listing { rows: None })?;
-            *missing.entry(pair.name.clone()).or_default() += counts.missing + counts.renumbered;
-        }
-    }
-    let beyond = |table: &str, n: u64| n.saturating_sub(refused.get(table).copied().unwrap_or(0));
-    let found = missing.iter().map(|(table, n)| (table, beyond(table, *n))).filter(|(_, n)| *n > 0);
-    Ok(found.map(|(table, n)| format!("{table}: {n} rows are missing")).collect())
-}
-
-fn missing_now(
-    writer: &Connection,
-    source: &Source,
-    brought: &BTreeMap<String, u64>,
-    refused: &BTreeMap<String, u64>,
-) -> Result<()> {
-    let found = still_missing(writer, source, brought, refused)?;
-    if found.is_empty() { Ok(()) } else { Err(Error::Miscounted { found: found.join("; ") }) }
-}
-
-/// A fresh connection reads what was written.
-fn read_back(
-    path: &Path,
-    source: &Source,
-    brought: &BTreeMap<String, u64>,
-    refused: &BTreeMap<String, u64>,
-    asked: &Asked<'_>,
-) -> Result<bool> {
-    (asked.watch)(Progress::Begins { what: "reading back", bytes: None });
-    let reading = Reading::open(path, asked.scratch, asked.patience)?;
-    Ok(still_missing(&reading, source, brought, refused)?.is_empty())
-}
-
-/// Says in the capture that every row of it that can be is in the database.
-fn mark(source: &Source) -> Result<()> {
-    let Some(place) = &source.place else { return Ok(()) };
-    let mark = place.join("merged");
-    statehouse_sqlite::files::open_private(&mark).and_then(|f| f.sync_all()).map_err(|e| io("create", &mark, e))
-}
-
-/// Leaves a record beside the database. One that cannot be written keeps nobody from the answer.
-fn tell(family: &Family, merged: &Merged) {
-    let rows = merged.rows;
-    let conflicts = merged.shown.conflicting();
-    let next = match &merged.conflicts {
-        Some(list) => format!("look at the rows that stand against each other in {}", list.display()),
-        None => String::new(),
-    };
-    let _ = incidents::report(
-        family,
-        Report {
-            kind: Incident::Merged,
-            role: "retired merge".to_owned(),
-            what: format!("the capture {}", merged.shown.id),
-            cause: "somebody asked for what only the capture had".to_owned(),
-            evidence: merged.before.iter().map(|p| p.to_string_lossy().into_owned()).collect(),
-            done: format!("{rows} rows were brought back, {conflicts} conflict and were left as they are"),
-            lost: None,
-            next,
-            outcome: Outcome::Kept,
-            open: conflicts > 0,
-        },
-    );
 }

@@ -20,6 +20,9 @@ mod merge;
 mod own;
 mod pair;
 mod probe;
+mod proved;
+mod quiet;
+mod rebuild;
 mod rules;
 mod schema;
 mod scratch;
@@ -28,10 +31,14 @@ mod source;
 mod sql;
 #[cfg(test)]
 mod tests;
+mod told;
+mod triggers;
+mod virtuals;
 
 pub use error::{Error, Result};
 pub use evidence::keep;
 pub use merge::{Evidence, Merged, merge, merge_into, preview};
 pub use own::offer;
+pub use rebuild::Rebuild;
 pub use show::{Asked, Listed, Shown, TableShown, show};
 pub use source::{Kind, Opening, Source};

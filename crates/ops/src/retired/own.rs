@@ -35,9 +35,9 @@ pub fn offer(path: &Path, id: &str, asked: &Asked<'_>) -> Result<()> {
     let family = Family::of(path)?;
     let source = Source::find(&family, id, &asked.opening(true))?;
     let parent = family.side_directory().join("retired");
-    let is_beside = source.place.as_ref().is_some_and(|p| p.parent() == Some(&parent));
-    let Some(place) = source.place.as_ref().filter(|_| is_beside) else {
-        let place = source.place.clone().unwrap_or_else(|| source.id.clone().into());
+    let is_beside = |p: &&Path| p.parent() == Some(&parent);
+    let Some(place) = source.place().filter(is_beside) else {
+        let place = source.place().map_or_else(|| source.id.clone().into(), Path::to_owned);
         let why = format!("a store of Statehouse takes over what lies in {}; copy it there", parent.display());
         return Err(Error::Unreadable { place, why });
     };

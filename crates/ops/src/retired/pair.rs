@@ -1,9 +1,10 @@
 //! One table as both sides have it: what can be compared, by which key, and in which order tables are taken.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::rules::Rules;
 use super::schema::{Key, Schema, Table};
+use super::virtuals::{Holds, Virtual};
 use crate::maintenance::quoted;
 
 /// A table of the capture with the same table of the database.
@@ -27,9 +28,13 @@ pub(super) struct Pair {
     pub(super) only_live: Vec<String>,
     pub(super) only_theirs: Vec<String>,
     /// Why its rows are compared and not brought back.
-    pub(super) left_alone: Option<&'static str>,
+    pub(super) left_alone: Option<String>,
+    /// True if they are left alone because of what this program cannot do, and not because of what they say.
+    pub(super) is_beyond_us: bool,
     /// Why it cannot be compared.
     pub(super) incomparable: Option<String>,
+    /// True if rows of it are read and written by a module.
+    pub(super) is_virtual: bool,
 }
 
 /// By what a row of both sides is known.
@@ -77,7 +82,7 @@ impl Pair {
         Pair {
             only_live: live.map_or_else(Vec::new, |live| names(live, theirs)),
             only_theirs: live.map_or_else(Vec::new, |live| names(theirs, live)),
-            left_alone: rules.left_alone(&name),
+            left_alone: rules.left_alone(&name).map(str::to_owned),
             live: live.cloned(),
             theirs: theirs.clone(),
             columns: both,
@@ -86,7 +91,28 @@ impl Pair {
             key,
             numbered,
             incomparable,
+            is_virtual: false,
+            is_beyond_us: false,
         }
+    }
+
+    /// A table of which nothing can be said but why.
+    pub(super) fn unread(name: &str, in_live: bool, why: String) -> Pair {
+        let table = Table {
+            name: name.to_owned(),
+            columns: Vec::new(),
+            key: Key::None,
+            rowid: None,
+            uniques: Vec::new(),
+            references: Vec::new(),
+            triggers: 0,
+        };
+        Pair { incomparable: Some(why), ..Pair::new(name.to_owned(), in_live.then_some(&table), &table, Rules::None) }
+    }
+
+    /// True if a row that is brought back may get another number than it had.
+    fn may_renumber(&self, rules: Rules) -> bool {
+        rules != Rules::None || !matches!(self.key, PairKey::Number(_))
     }
 
     /// The place of a column.
@@ -103,7 +129,8 @@ impl Pair {
     }
 }
 
-/// The tables of the capture in the order in which they are taken: those that others refer to first.
+/// The tables of the capture in the order in which they are taken: those that others refer to first, and those whose triggers write
+/// into others before these.
 pub(super) fn pairs(live: &Schema, theirs: &Schema, rules: Rules) -> Vec<Pair> {
     let mut waiting: Vec<Pair> = theirs
         .tables
@@ -115,14 +142,40 @@ pub(super) fn pairs(live: &Schema, theirs: &Schema, rules: Rules) -> Vec<Pair> {
             None => Some(Pair::new(table.name.clone(), None, table, rules)),
         })
         .collect();
+    for pair in &mut waiting {
+        if let Some(owner) = live.may_be_kept_by(&pair.name).or_else(|| theirs.may_be_kept_by(&pair.name)) {
+            let why = format!(
+                "it may be where the virtual table {owner} keeps what it holds, and the module of that is not here"
+            );
+            pair.left_alone.get_or_insert(why);
+        }
+    }
+    let of_modules: Vec<Pair> = theirs.virtuals.values().filter_map(|v| of_module(v, live, &waiting, rules)).collect();
+    let of_logs: Vec<Pair> = live.virtuals.iter().filter_map(|(lower, v)| of_log(lower, v, live, theirs)).collect();
+    waiting.extend(of_modules.into_iter().chain(of_logs));
+    for pair in &mut waiting {
+        pair.is_beyond_us = pair.left_alone.is_some() && rules.left_alone(&pair.name).is_none();
+    }
+    ordered(waiting, live)
+}
+
+fn ordered(mut waiting: Vec<Pair>, live: &Schema) -> Vec<Pair> {
     let mut ordered = Vec::new();
     let mut done: BTreeSet<String> = BTreeSet::new();
     let all: BTreeSet<String> = waiting.iter().map(|p| p.name.to_ascii_lowercase()).collect();
-    while !waiting.is_empty() {
-        let ready = |p: &Pair| {
+    let before: BTreeMap<String, BTreeSet<String>> = waiting
+        .iter()
+        .map(|p| {
             let own = p.name.to_ascii_lowercase();
-            parents(p).all(|parent| parent == own || done.contains(&parent) || !all.contains(&parent))
-        };
+            let earlier = parents(p)
+                .chain(live.triggers.feeders(&own).iter().cloned())
+                .filter(|t| *t != own && all.contains(t))
+                .collect();
+            (own, earlier)
+        })
+        .collect();
+    while !waiting.is_empty() {
+        let ready = |p: &Pair| before.get(&p.name.to_ascii_lowercase()).is_none_or(|b| b.is_subset(&done));
         // Tables that refer to each other in a circle are taken in any order; references are checked at the end.
         let at = waiting.iter().position(ready).unwrap_or(0);
         let pair = waiting.remove(at);
@@ -130,6 +183,60 @@ pub(super) fn pairs(live: &Schema, theirs: &Schema, rules: Rules) -> Vec<Pair> {
         ordered.push(pair);
     }
     ordered
+}
+
+/// A virtual table of the capture; `None` if it has nothing of its own.
+fn of_module(theirs: &Virtual, live: &Schema, plain: &[Pair], rules: Rules) -> Option<Pair> {
+    let lower = theirs.name.to_ascii_lowercase();
+    let own = live.virtuals.get(&lower);
+    if own.is_none() && live.taken.contains(&lower) {
+        return None;
+    }
+    let unread = |why: &str| Some(Pair::unread(&theirs.name, own.is_some(), why.to_owned()));
+    let feeders = live.triggers.feeders(&lower);
+    let feeding: Vec<&Pair> = plain.iter().filter(|p| feeders.contains(&p.name.to_ascii_lowercase())).collect();
+    match (&theirs.holds, own.map(|o| &o.holds)) {
+        (Holds::Nothing, _) => None,
+        (Holds::Index(_), None) => unread("the database has no such search index; its program makes one"),
+        // It follows from the rows of its table: by triggers, or when somebody makes it anew.
+        (Holds::Index(_), Some(_)) => None,
+        // What it holds comes with the rows of the tables whose triggers fill it, under the numbers that these get.
+        (Holds::Rows(_) | Holds::Words, Some(_)) if feeding.iter().any(|p| p.may_renumber(rules)) => None,
+        (Holds::Words, Some(_)) if !feeding.is_empty() => None,
+        (Holds::Words, _) => {
+            unread("it is a search index that keeps no text; its program must index the rows that come back once more")
+        }
+        (Holds::Unread { why, .. }, _) | (_, Some(Holds::Unread { why, .. })) => unread(why),
+        (Holds::Rows(table), Some(Holds::Rows(here))) => {
+            let left_alone = own.and_then(|o| o.unwritable.clone());
+            Some(Pair { is_virtual: true, left_alone, ..Pair::new(here.name.clone(), Some(here), table, rules) })
+        }
+        (Holds::Rows(table), None) => {
+            let left_alone = theirs.unwritable.clone();
+            Some(Pair { is_virtual: true, left_alone, ..Pair::new(table.name.clone(), None, table, rules) })
+        }
+        (Holds::Rows(_), Some(_)) => unread("it is of another kind in the database"),
+    }
+}
+
+/// A virtual table of which a log has pages, but not the statement that made it.
+fn of_log(lower: &str, own: &Virtual, live: &Schema, theirs: &Schema) -> Option<Pair> {
+    let kept = [own.content_table(), format!("{lower}_rowid")];
+    let has_pages = !theirs.virtuals.contains_key(lower) && kept.iter().any(|t| theirs.tables.contains_key(t));
+    let fed = !live.triggers.feeders(lower).is_empty();
+    let why =
+        "the capture has the pages of its log alone, and what a module keeps there cannot be read without the others";
+    (has_pages && !fed && matches!(own.holds, Holds::Rows(_))).then(|| Pair::unread(&own.name, true, why.to_owned()))
+}
+
+/// Search indexes over tables of the database that no trigger keeps, each with the table or view that it is over.
+pub(super) fn unkept(live: &Schema) -> Vec<(String, String)> {
+    let over = |v: &Virtual| match &v.holds {
+        Holds::Index(table) => Some((v.name.clone(), table.clone())),
+        _ => None,
+    };
+    let unkept = |(lower, _): &(&String, &Virtual)| live.triggers.feeders(lower).is_empty();
+    live.virtuals.iter().filter(unkept).filter_map(|(_, v)| over(v)).collect()
 }
 
 fn parents(pair: &Pair) -> impl Iterator<Item = String> {

@@ -1,13 +1,15 @@
 //! What a database says of its tables: columns, keys, what must be unique, who refers to whom.
 //!
-//! Only tables that hold rows of their own count. What SQLite or a search index keeps for itself is derived from them, and so
-//! are views and generated columns.
+//! Only tables that hold rows of their own count. What SQLite or a module keeps for itself is derived from them, and so are
+//! views and generated columns. Which virtual tables hold rows is told in [`super::virtuals`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rusqlite::Connection;
 
 use super::sql::{self, IndexText};
+use super::triggers::Triggers;
+use super::virtuals::{Holds, Virtual};
 use crate::maintenance::quoted;
 
 /// One column that can be read and written.
@@ -74,6 +76,9 @@ pub(super) struct Schema {
     pub(super) taken: BTreeSet<String>,
     /// Search indexes whose content is in a table, by that table's name in lower case.
     pub(super) indexed: BTreeMap<String, Vec<String>>,
+    /// Virtual tables, by name in lower case.
+    pub(super) virtuals: BTreeMap<String, Virtual>,
+    pub(super) triggers: Triggers,
 }
 
 impl Schema {
@@ -91,16 +96,28 @@ impl Schema {
                 schema.tables.insert(lower, table(connection, name, without_rowid)?);
             }
         }
-        let mut all =
-            connection.prepare("SELECT name, sql FROM sqlite_schema WHERE rootpage = 0 AND sql IS NOT NULL")?;
+        let mut all = connection
+            .prepare("SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND rootpage = 0 AND sql IS NOT NULL")?;
         let mut rows = all.query([])?;
         while let Some(row) = rows.next()? {
             let (name, text): (String, String) = (row.get(0)?, row.get(1)?);
             if let Some(table) = crate::maintenance::vacuum::content_of_search_index(&text) {
-                schema.indexed.entry(table.to_ascii_lowercase()).or_default().push(name);
+                schema.indexed.entry(table.to_ascii_lowercase()).or_default().push(name.clone());
             }
+            let found = Virtual::read(connection, name, &text);
+            schema.virtuals.insert(found.name.to_ascii_lowercase(), found);
         }
+        schema.triggers = Triggers::read(connection)?;
         Ok(schema)
+    }
+
+    /// The virtual table to which a table may belong, because its module is not here to say which tables are its own.
+    pub(super) fn may_be_kept_by(&self, table: &str) -> Option<&str> {
+        let table = table.to_ascii_lowercase();
+        let mut foreign = self.virtuals.iter().filter(|(_, v)| matches!(v.holds, Holds::Unread { foreign: true, .. }));
+        foreign
+            .find(|(name, _)| table.strip_prefix(*name).is_some_and(|rest| rest.starts_with('_')))
+            .map(|(_, v)| v.name.as_str())
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&Table> {

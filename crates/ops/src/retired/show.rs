@@ -7,13 +7,15 @@ use std::time::Duration;
 use rusqlite::Connection;
 use serde::Serialize;
 use serde_json::Value as Json;
+use statehouse_sqlite::words::{count as count_of, verb};
 use statehouse_sqlite::{Family, files, wal};
 
 use super::base::Base;
 use super::compare::{Comparison, Conflict, Counts, Landed, New, Sink, count};
-use super::conflicts::key;
+use super::conflicts::{List, key};
 use super::error::Result;
-use super::pair::{Pair, pairs};
+use super::pair::{Pair, pairs, unkept};
+use super::rebuild::{Rebuild, rebuild};
 use super::rules::Rules;
 use super::schema::Schema;
 use super::source::{Kind, Opening, Source};
@@ -62,7 +64,10 @@ pub struct TableShown {
     pub columns_only_captured: Vec<String>,
     /// Why its missing rows are not brought back.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub left_alone: Option<&'static str>,
+    pub left_alone: Option<String>,
+    /// True if that is because of what this program cannot do.
+    #[serde(skip)]
+    pub(super) is_beyond_us: bool,
     /// Why it was not compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_compared: Option<String>,
@@ -107,6 +112,8 @@ pub struct Shown {
     pub unplaced: u64,
     /// What is known to be in neither of the two, or may be, a sentence each.
     pub gone: Vec<String>,
+    /// Search indexes of tables to which rows come, and which no trigger keeps.
+    pub rebuild: Vec<Rebuild>,
     /// What a merge would be refused for now, by its code; `null` for nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub would_refuse: Option<String>,
@@ -121,6 +128,50 @@ impl Shown {
     /// True if a merge writes into a table.
     pub(super) fn has_rows_to_come(&self, table: &str) -> bool {
         self.tables.get(table).is_some_and(|t| t.left_alone.is_none() && t.missing + t.renumbered > 0)
+    }
+
+    /// Tables of which it is not known how they stand.
+    pub fn not_compared(&self) -> u64 {
+        self.tables.values().filter(|t| t.not_compared.is_some()).count() as u64
+    }
+
+    /// True if it is known that the database has every row of the capture, and all of each row.
+    pub fn is_all_here(&self) -> bool {
+        self.to_bring_back() == 0 && self.conflicting() == 0 && self.left().is_empty() && self.of_the_file().is_empty()
+    }
+
+    /// Tables whose rows differ and are left where they are, because they say something about their file alone.
+    pub(super) fn of_the_file(&self) -> Vec<String> {
+        let is_left =
+            |t: &TableShown| t.left_alone.is_some() && !t.is_beyond_us && t.missing + t.renumbered + t.conflicting > 0;
+        self.tables.iter().filter(|(_, t)| is_left(t)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// What a merge leaves in the capture beside conflicts, or may leave there, a sentence each.
+    pub(super) fn left(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        for (name, table) in &self.tables {
+            if let Some(why) = &table.not_compared {
+                left.push(format!("the table {name} was not compared: {why}"));
+            }
+            let rows = table.missing + table.renumbered + table.conflicting;
+            if let (Some(why), true) = (&table.left_alone, table.is_beyond_us && rows > 0) {
+                let were = verb(rows, "was", "were");
+                left.push(format!("{} of {name} {were} not brought back: {why}", count_of(rows, "row")));
+            }
+            if !table.columns_only_captured.is_empty() {
+                left.push(format!(
+                    "only the capture has these columns of {name}: {}",
+                    table.columns_only_captured.join(", ")
+                ));
+            }
+        }
+        if self.unplaced > 0 {
+            let fit = verb(self.unplaced, "fits", "fit");
+            left.push(format!("{} of the log {fit} no table", count_of(self.unplaced, "row")));
+        }
+        left.extend(self.gone.iter().cloned());
+        left
     }
 
     /// Rows that stand against each other.
@@ -184,8 +235,10 @@ pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks:
         tables: compared.tables,
         unplaced: compared.unplaced,
         gone: source.gone.clone(),
+        rebuild: Vec::new(),
         would_refuse: None,
     };
+    shown.rebuild = rebuild(&shown, compared.unkept, family);
     shown.gone.extend(overwritten(&shown, source));
     if shown.to_bring_back() + shown.conflicting() + shown.unplaced > 0 {
         shown.commits_missing = lacks.unwrap_or(shown.transactions);
@@ -209,6 +262,8 @@ fn overwritten(shown: &Shown, source: &Source) -> Option<String> {
 pub(super) struct Compared {
     pub(super) tables: BTreeMap<String, TableShown>,
     pub(super) unplaced: u64,
+    /// Search indexes that no trigger keeps, each with the table that it is over.
+    pub(super) unkept: Vec<(String, String)>,
 }
 
 /// Rows that were salvaged and belong to no table that is known.
@@ -218,7 +273,7 @@ pub(super) const UNPLACED: &str = "lost_and_found";
 pub(super) fn compare(live: &Connection, source: &Source, watch: Watch<'_>, sink: &mut dyn Sink) -> Result<Compared> {
     let schema = Schema::read(live)?;
     let rules = Rules::of(&schema);
-    let mut compared = Compared::default();
+    let mut compared = Compared { unkept: unkept(&schema), ..Compared::default() };
     for (part, rows) in source.parts().enumerate() {
         let theirs = Schema::read(rows)?;
         let mut comparison = Comparison::new(live, rows, &schema, rules);
@@ -230,16 +285,29 @@ pub(super) fn compare(live: &Connection, source: &Source, watch: Watch<'_>, sink
             }
             watch(Progress::Begins { what: "comparing", bytes: None });
             let counts = match &pair.incomparable {
-                Some(_) => Counts::default(),
-                None => comparison.table(&pair, sink)?,
+                Some(_) => Ok(Counts::default()),
+                None => comparison.table(&pair, sink),
             };
-            compared.add(&pair, counts, is_all);
+            compared.take(&pair, counts, is_all)?;
         }
     }
     Ok(compared)
 }
 
 impl Compared {
+    /// As [`Compared::add`], of a comparison that may have failed. What a module keeps can be damaged while everything else is
+    /// sound; then that table alone is not compared.
+    pub(super) fn take(&mut self, pair: &Pair, counts: Result<Counts>, is_all: bool) -> Result<()> {
+        match counts {
+            Err(e) if pair.is_virtual && e.may_be_of_a_module() => {
+                let why = format!("its module fails, so what that keeps is probably damaged ({e} {})", e.detail());
+                self.add(&Pair::unread(&pair.name, pair.live.is_some(), why), Counts::default(), is_all);
+            }
+            counts => self.add(pair, counts?, is_all),
+        }
+        Ok(())
+    }
+
     /// Adds what one part of a capture has of a table; `is_all` if that is all that the capture had of it.
     pub(super) fn add(&mut self, pair: &Pair, counts: Counts, is_all: bool) {
         let new = table(pair, counts, !is_all);
@@ -267,9 +335,21 @@ fn table(pair: &Pair, counts: Counts, from_log: bool) -> TableShown {
         only_captured: pair.live.is_none(),
         columns_only_here: pair.only_live.clone(),
         columns_only_captured: pair.only_theirs.clone(),
-        left_alone: pair.left_alone,
+        left_alone: pair.left_alone.clone(),
+        is_beyond_us: pair.is_beyond_us,
         not_compared: pair.incomparable.clone(),
         rows: None,
+    }
+}
+
+/// Lists what conflicts, and nothing else.
+impl Sink for List {
+    fn missing(&mut self, _: &Pair, _: &New<'_>) -> Result<Landed> {
+        Ok(Landed::In)
+    }
+
+    fn conflict(&mut self, pair: &Pair, conflict: &Conflict<'_>) -> Result<()> {
+        if pair.left_alone.is_some() { Ok(()) } else { self.add(pair, conflict) }
     }
 }
 

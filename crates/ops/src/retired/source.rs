@@ -18,6 +18,7 @@ use statehouse_sqlite::capture::{self, Capture};
 use statehouse_sqlite::holders;
 use statehouse_sqlite::salvage::{self, Salvaged};
 use statehouse_sqlite::secure::{self, Purpose};
+use statehouse_sqlite::words;
 use statehouse_sqlite::{Family, files, immutable, wal};
 
 use super::beyond::{self, Beyond};
@@ -63,8 +64,8 @@ pub struct Source {
     pub begun_anew: u32,
     /// What the rows are read from.
     pub kind: Kind,
-    /// Its directory; `None` for a plain file.
-    pub place: Option<PathBuf>,
+    /// The capture; `None` for a plain file.
+    pub capture: Option<Capture>,
     /// The copy of the log, if there is one.
     pub log: Option<PathBuf>,
     /// What is known to be there and cannot be had, a sentence each.
@@ -117,12 +118,9 @@ impl Source {
         }
     }
 
-    /// Where the rows that stand against each other are listed.
-    pub fn conflicts(&self) -> PathBuf {
-        match &self.place {
-            Some(place) => place.join("conflicts.jsonl"),
-            None => PathBuf::from(format!("{}.conflicts.jsonl", self.id)),
-        }
+    /// Its directory; `None` for a plain file.
+    pub fn place(&self) -> Option<&Path> {
+        self.capture.as_ref().map(|c| c.place.as_path())
     }
 
     /// True if the first part is a database that is whole as of one commit, so that what is not in it was not there.
@@ -152,7 +150,7 @@ fn file(path: &Path, opening: &Opening<'_>) -> Result<Source> {
         transactions: 0,
         begun_anew: 0,
         kind: Kind::Image,
-        place: None,
+        capture: None,
         log: None,
         gone: Vec::new(),
         rows: Rows::Attached(attached),
@@ -178,7 +176,7 @@ fn of_capture(family: &Family, capture: &Capture, opening: &Opening<'_>) -> Resu
         transactions: commit.map_or(manifest.transactions, |c| c.transactions),
         begun_anew,
         kind: found.kind,
-        place: Some(capture.place.clone()),
+        capture: Some(capture.clone()),
         log,
         gone: found.gone,
         rows: found.rows,
@@ -291,12 +289,13 @@ fn gone(salvaged: &Salvaged) -> Vec<String> {
     let mut gone = Vec::new();
     if salvaged.broken > 0 {
         gone.push(format!(
-            "{} rows of the log go on over pages that are not in it and that another process has used for something else",
-            salvaged.broken
+            "{} of the log {} on over pages that are not in it and that another process has used for something else",
+            words::count(salvaged.broken, "row"),
+            words::verb(salvaged.broken, "goes", "go")
         ));
     }
     if !salvaged.unreadable.is_empty() {
-        gone.push(format!("{} pages of the log cannot be read", salvaged.unreadable.len()));
+        gone.push(format!("{} of the log cannot be read", words::count(salvaged.unreadable.len() as u64, "page")));
     }
     gone
 }

@@ -51,14 +51,22 @@ fn term(text: &str, mut tokens: &[Token<'_>]) -> Option<String> {
 }
 
 /// A word, a quoted text or a sign.
-struct Token<'a> {
-    text: &'a str,
-    from: usize,
+pub(super) struct Token<'a> {
+    pub(super) text: &'a str,
+    /// Where it begins.
+    pub(super) from: usize,
     /// How many brackets are open around it; a bracket itself has the depth outside of it.
-    depth: usize,
+    pub(super) depth: usize,
 }
 
-fn tokens(text: &str) -> Vec<Token<'_>> {
+impl Token<'_> {
+    /// True for this word without quotes.
+    pub(super) fn is(&self, word: &str) -> bool {
+        self.text.eq_ignore_ascii_case(word)
+    }
+}
+
+pub(super) fn tokens(text: &str) -> Vec<Token<'_>> {
     let mut found = Vec::new();
     let mut depth = 0_usize;
     let mut from = 0;

@@ -11,6 +11,7 @@ use std::path::Path;
 use rusqlite::Connection;
 use rusqlite::types::ValueRef;
 use statehouse_sqlite::immutable;
+use statehouse_sqlite::words;
 
 use super::error::Result;
 use crate::maintenance::whole::{Depth, Rows, faults};
@@ -164,10 +165,11 @@ fn counted(connection: &Connection) -> Result<(Proved, Counts)> {
     let counts = Counts::of(connection)?;
     let notes = match &counts.foreign_keys {
         ForeignKeys::Broken { rows: 0, .. } => None,
-        ForeignKeys::Broken { rows, .. } => {
-            let have = crate::count::of(*rows, "row has", "rows have");
-            Some(format!("{have} a foreign key that leads nowhere"))
-        }
+        ForeignKeys::Broken { rows, .. } => Some(format!(
+            "{} {} a foreign key that leads nowhere",
+            words::count(*rows, "row"),
+            words::verb(*rows, "has", "have")
+        )),
         ForeignKeys::Unchecked(why) => Some(format!("its foreign keys cannot be checked: {why}")),
     };
     let number = |name: &str| connection.pragma_query_value(None, name, |r| r.get::<_, i64>(0));

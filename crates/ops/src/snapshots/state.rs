@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use statehouse_sqlite::secure::{self, Purpose};
+use statehouse_sqlite::words;
 use statehouse_sqlite::{Family, Status};
 
 use super::error::{Error, Result};
@@ -92,7 +93,7 @@ fn age_of(family: &Family) -> Option<Duration> {
 /// A time as a person would say it.
 fn told(age: Duration) -> String {
     match age.as_secs() {
-        s if s < 120 => format!("{s} seconds"),
+        s if s < 120 => words::count(s, "second"),
         s if s < 2 * 3600 => format!("{} minutes", s / 60),
         s if s < 2 * 86400 => format!("{} hours", s / 3600),
         s => format!("{} days", s / 86400),

@@ -13,6 +13,7 @@ mod view;
 mod wait;
 mod written;
 
+use statehouse_sqlite::words;
 use std::path::Path;
 use std::time::Duration;
 
@@ -218,10 +219,16 @@ fn ruined(family: &Family, mark: &Mark) -> Found {
 fn told_incidents(family: &Family) -> Option<Check> {
     let check = run("incidents.open", || match incidents::open(family) {
         Ok((0, _)) => Found::new(Outcome::Ok, "no incident is open"),
-        Ok((open, 0)) => Found::new(Outcome::Info, format!("{open} incidents are open, and close by themselves"))
-            .hint("`statehouse incidents` lists them."),
-        Ok((_, waiting)) => Found::new(Outcome::Warn, format!("{waiting} incidents wait for a person"))
-            .hint("`statehouse incidents` lists them; `statehouse incidents show ID` says what to do."),
+        Ok((open, 0)) => Found::new(Outcome::Info, {
+            let (are, close) =
+                (words::verb(open, "is", "are"), words::verb(open, "closes by itself", "close by themselves"));
+            format!("{} {are} open, and {close}", words::count(open, "incident"))
+        })
+        .hint("`statehouse incidents` lists them."),
+        Ok((_, waiting)) => Found::new(Outcome::Warn, {
+            format!("{} {} for a person", words::count(waiting, "incident"), words::verb(waiting, "waits", "wait"))
+        })
+        .hint("`statehouse incidents` lists them; `statehouse incidents show ID` says what to do."),
         Err(e) => Found::error("the incidents cannot be read", &e),
     });
     (check.status != Outcome::Ok).then_some(check)

@@ -26,7 +26,7 @@ impl Anchor {
         let mut gone = Vec::new();
         for (member, held, range, name) in [
             (Member::Main, &self.main, SHARED, "the shared range of the main file"),
-            (Member::Shm, &self.shm, DMS, "byte 128 of the index"),
+            (Member::Shm, &self.shm.index, DMS, "byte 128 of the index"),
         ] {
             if !self.holds(member, held, range)? {
                 gone.push(name);

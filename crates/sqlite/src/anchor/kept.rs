@@ -5,21 +5,27 @@
 //! a capture of that log lies in `X.statehouse/retired/`, until nobody can write into it any more and there is nothing in
 //! it, or for a day. Whoever wants the bytes reads them through `/proc/PID/fd/N`.
 //!
-//! A descriptor for reading endangers nobody and holds up nobody: it has no lock, and who opens the database asks for processes
-//! that can *write* into a retired generation.
+//! A descriptor for reading endangers nobody and holds up nobody: who opens the database asks for processes that can *write* into a
+//! retired generation. Of locks it has one alone, which keeps such processes from the main file ([`super::brake`]); so it stays at
+//! least for as long as there is one of them, also after a capture.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::brake::{Brake, KeptBack};
+use super::{Anchor, Held};
 use crate::captures;
 use crate::family::{Family, Generation, Identity, Member, Status};
-use crate::holders::Holder;
+use crate::holders::{HeldFile, Holder, Standing};
 use crate::wal::{self, Commit};
 
 /// How long it takes at most to remove one file after another. Before that, a file that still has its name may lose it.
 const REMOVAL: Duration = Duration::from_secs(3);
+
+/// How long nobody must have been seen who can write into it: longer than from one look at the holders to the one after the next.
+const QUIET: Duration = Duration::from_secs(12);
 
 /// How long bytes are kept that nobody has captured. They fill the disk meanwhile, so it is not for ever.
 const LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -29,8 +35,12 @@ const LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct Kept {
     family: Family,
     generation: Generation,
-    main: OwnedFd,
+    main: Held,
     log: Option<OwnedFd>,
+    index: Option<Brake>,
+    kept_back: KeptBack,
+    /// When somebody could write into it last, as far as that is known.
+    written: Option<Instant>,
     since: Instant,
     /// The main file had lost its name, and nothing stood in its place.
     main_is_gone: bool,
@@ -65,10 +75,28 @@ pub enum Over {
 }
 
 impl Kept {
-    pub(super) fn of(family: Family, generation: Generation, main: OwnedFd, log: Option<OwnedFd>) -> Kept {
-        let since = Instant::now();
-        let mut kept = Kept { family, generation, main, log, since, main_is_gone: false, content: None, seen: None };
-        kept.watch();
+    pub(super) fn of(
+        family: Family,
+        generation: Generation,
+        main: Held,
+        log: Option<OwnedFd>,
+        index: Option<Brake>,
+    ) -> Kept {
+        let mut kept = Kept {
+            family,
+            generation,
+            main,
+            log,
+            index,
+            kept_back: KeptBack::No,
+            written: None,
+            since: Instant::now(),
+            main_is_gone: false,
+            content: None,
+            seen: None,
+        };
+        kept.keep_back();
+        kept.look_for_main();
         kept.count();
         kept
     }
@@ -83,8 +111,35 @@ impl Kept {
         self.is_nameless() && (self.content.is_some() || self.main_is_gone)
     }
 
+    /// True if somebody can write into it, or could a moment ago: one look that did not find who does is no proof.
+    pub fn is_written(&self) -> bool {
+        let known = self.written.is_some_and(|when| when.elapsed() < QUIET);
+        known || self.since.elapsed() < REMOVAL || self.is_used()
+    }
+
+    /// Whether who goes on there is kept from copying the log into the main file.
+    pub fn kept_back(&self) -> KeptBack {
+        self.kept_back
+    }
+
+    /// True if somebody may write into it and copy it into the main file of the generation that an anchor holds now. Not if it is that
+    /// generation, come back to its paths; nor if nobody has used its index yet.
+    pub fn is_beside(&self, anchor: &Anchor) -> bool {
+        let same = |brake: &Brake| brake.index.identity == anchor.shm.index.identity || !brake.is_made();
+        self.main.identity == anchor.main.identity && self.is_written() && !self.index.as_ref().is_some_and(same)
+    }
+
+    /// True if somebody holds it by its index, also one who cannot be looked at.
+    fn is_used(&self) -> bool {
+        self.index.as_ref().is_some_and(|i| i.somebody_is_there(&self.family, self.main.identity))
+    }
+
+    pub(super) fn index(&self) -> Option<BorrowedFd<'_>> {
+        self.index.as_ref().map(|brake| brake.index.file.as_fd())
+    }
+
     fn is_nameless(&self) -> bool {
-        nameless(&self.main) || self.log.as_ref().is_some_and(nameless)
+        self.main.is_nameless() || self.log.as_ref().is_some_and(nameless)
     }
 
     /// How many committed transactions the log holds, as far as it was looked at.
@@ -105,7 +160,7 @@ impl Kept {
             size: Status::of_descriptor(file.as_fd()).map_or(0, |s| s.size),
         };
         let log = self.log.iter().map(|log| of(Member::Wal, log));
-        std::iter::once(of(Member::Main, &self.main)).chain(log).collect()
+        std::iter::once(of(Member::Main, &self.main.file)).chain(log).collect()
     }
 
     /// Whether it need not be kept any longer. `dangerous` are those who can write into retired files (see
@@ -114,15 +169,20 @@ impl Kept {
         if self.since.elapsed() >= LIMIT {
             return Some(Over::Expired);
         }
-        let is = |id: Option<Identity>, device, inode| id.is_some_and(|i| (i.device, i.inode) == (device, inode));
-        let written = dangerous.iter().flat_map(|h| &h.files).any(|f| {
-            f.writable && (is(self.generation.wal, f.device, f.inode) || is(self.generation.main, f.device, f.inode))
+        let is = |f: &HeldFile, id: Option<Identity>| id.is_some_and(|i| (i.device, i.inode) == (f.device, f.inode));
+        let known = dangerous.iter().flat_map(|h| &h.files).any(|f| {
+            // Of what the paths name as well, such as the main file, others may be users by right.
+            f.writable && f.generation == Standing::Retired && is(f, self.generation.get(f.member))
         });
+        let written = known || self.is_used();
+        if written {
+            self.written = Some(Instant::now());
+        }
         // What is added to it need not be counted each second; that there is something is enough.
         if !written || self.content.is_none() {
             self.count();
         }
-        if written || self.since.elapsed() < REMOVAL {
+        if self.is_written() {
             return None;
         }
         if !self.is_nameless() {
@@ -134,9 +194,25 @@ impl Kept {
         self.is_captured().then_some(Over::Captured)
     }
 
-    /// To be called a few times a second: whether something is put in the place of a removed main file shows only in time.
+    /// To be called a few times a second: whether something is put in the place of a removed main file shows only in time, and what was
+    /// moved may come back.
     pub fn watch(&mut self) {
-        if self.since.elapsed() < REMOVAL && nameless(&self.main) {
+        self.keep_back();
+        self.look_for_main();
+    }
+
+    /// Keeps those who go on there from copying its log into the main file, where that would harm somebody. To be called as soon
+    /// as a file was removed or moved.
+    pub fn keep_back(&mut self) -> KeptBack {
+        let written = self.is_written();
+        if let Some(index) = &self.index {
+            self.kept_back = index.tend(&self.family, self.main.identity, written);
+        }
+        self.kept_back
+    }
+
+    fn look_for_main(&mut self) {
+        if self.since.elapsed() < REMOVAL && self.main.is_nameless() {
             self.main_is_gone |= captures::main_is_missing(&self.family).unwrap_or(true);
         }
     }
@@ -160,7 +236,7 @@ impl Kept {
             let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let Some(rest) = name.strip_prefix(&of_log) else { return false };
             // The log alone is not enough where nobody else has the main file that it belongs to.
-            if nameless(&self.main) && name.ends_with("-log") {
+            if self.main.is_nameless() && name.ends_with("-log") {
                 return false;
             }
             let mut words = rest.split('-');

@@ -120,7 +120,7 @@ pub(super) fn read(place: PathBuf, id: String) -> Result<Option<Capture>> {
         files,
         supersedes: None,
     };
-    Ok(Some(Capture { id, place, origin: Origin::Hermes, manifest }))
+    Ok(Some(Capture { id, place, origin: Origin::Hermes, manifest, side: None }))
 }
 
 /// Time and process from a name that ends in `-YYYYmmdd-HHMMSS-PID` and perhaps `-N`.

@@ -146,7 +146,10 @@ fn in_place(
     let manifest = manifest(family, ghost, files, &made, generation, at_path, copied, &id)?;
     captures::write_text(&staged.path(), MANIFEST, &manifest)?;
     let new = staged.publish(&id)?;
-    Ok((Capture { place: place.of(&id), id, origin: Origin::Statehouse, manifest }, !new))
+    Ok((
+        Capture { place: place.of(&id), id, origin: Origin::Statehouse, manifest, side: Some(family.side_directory()) },
+        !new,
+    ))
 }
 
 /// Copies what there is room for.

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::family::{Family, Member};
 use crate::holders::{self, Holder, Standing, Via};
 use crate::incidents::{self, Kind, Outcome};
+use crate::words::count;
 
 /// Whose files are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,10 +146,10 @@ fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -
     let members: Vec<String> = manifest.members_lost.iter().map(ToString::to_string).collect();
     let path = crate::shell::word(&family.main().display().to_string());
     let mut evidence = vec![format!(
-        "{}: {} transactions in {} frames of its log",
+        "{}: {} in {} of its log",
         capture.place.display(),
-        manifest.transactions,
-        manifest.frames
+        count(manifest.transactions, "transaction"),
+        count(manifest.frames, "frame")
     )];
     let identity = |m: &Member| Some(format!("{m}: inode {}", manifest.generation.get(*m)?.inode));
     evidence.extend(manifest.members_lost.iter().filter_map(identity));

@@ -79,6 +79,7 @@ impl About {
             locks: HeldLocks::default(),
             naked: false,
             ghost: false,
+            kept_back: false,
             evidence: Evidence::Lock,
             held_bytes: 0,
             capture: None,
@@ -183,13 +184,14 @@ fn by_numbers(pids: &[i32], own_depth: usize) -> Namespace {
 /// for the ranges overlap in number.
 pub(super) fn held_locks(locks: &[(Member, Lock)]) -> HeldLocks {
     let any = |member: Member, range: Range| locks.iter().any(|(m, l)| *m == member && l.touches(range));
+    let copies = |(m, l): &(Member, Lock)| *m == Member::Shm && l.write && l.touches(WAL_CHECKPOINT);
     let read_mark = |n: &u8| any(Member::Shm, Range { start: WAL_READ0 + i64::from(*n), length: 1 });
     HeldLocks {
         shared: any(Member::Main, SHARED),
         dms: any(Member::Shm, DMS),
         reserved: any(Member::Main, RESERVED),
         write: any(Member::Shm, WAL_WRITE),
-        checkpoint: any(Member::Shm, WAL_CHECKPOINT),
+        checkpoint: locks.iter().any(copies),
         readers: (0..5).filter(read_mark).collect(),
     }
 }

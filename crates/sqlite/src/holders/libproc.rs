@@ -328,6 +328,7 @@ fn holder(pid: i32, own: i32, about: About, files: Vec<HeldFile>, ghost: bool) -
         locks: HeldLocks::default(),
         naked: false,
         ghost,
+        kept_back: false,
         evidence: Evidence::Identity,
         held_bytes: 0,
         capture: None,

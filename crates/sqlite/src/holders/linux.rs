@@ -12,6 +12,7 @@ use super::walk::{Facts, Opaque, Seen, Walker};
 use super::{HeldFile, Holder, Report, Standing, judge};
 use crate::error::Result;
 use crate::family::{Family, Member};
+use crate::ofd::WAL_CHECKPOINT;
 
 /// How often something is looked at before it is called wrong, and the time between: an opener that lost the processor
 /// between two system calls looks naked for as long as it waits.
@@ -27,6 +28,9 @@ const SCANS: usize = 8;
 const MANY: usize = 128;
 const SHARE: usize = 16;
 const THREADS: usize = 4;
+
+/// The checkpointer's byte, as the table of locks has it.
+const BYTE: (i64, i64) = (WAL_CHECKPOINT.start, WAL_CHECKPOINT.start);
 
 /// One look at everything.
 pub(super) struct Picture {
@@ -335,7 +339,19 @@ pub(super) fn scan(family: &Family) -> Result<Report> {
             holders.push(Holder { naked: false, ghost: false, ..about.holder(&mut walker, facts) });
         }
     }
+    keep_back(&mut holders, &picture.holders);
     conclude(&mut walker, family, &mut about, picture, unexplained, holders)
+}
+
+/// Says of whom an anchor keeps the log out of the main file. Nobody else has the checkpointer's byte shared for longer than a moment.
+fn keep_back(holders: &mut [Holder], facts: &[Facts]) {
+    let shared = |lock: &Lock| lock.ofd && !lock.write && (lock.start, lock.end) == BYTE;
+    let braked: Vec<FileId> =
+        facts.iter().flat_map(|f| &f.locks).filter(|(_, l)| shared(l)).map(|(id, _)| *id).collect();
+    for holder in holders.iter_mut().filter(|h| h.ghost) {
+        let index = |f: &HeldFile| f.member == Member::Shm && braked.contains(&(f.device, f.inode));
+        holder.kept_back = holder.files.iter().any(index);
+    }
 }
 
 /// True if this was the child by which another look of the same moment asks about locks. It has the files open for an instant.

@@ -124,6 +124,9 @@ pub struct Holder {
     pub naked: bool,
     /// True if it can go on writing into files that are not the database any more.
     pub ghost: bool,
+    /// True if an anchor keeps it from copying the log that it goes on in into the main file, so that the log grows. Only Linux shows
+    /// it.
+    pub kept_back: bool,
     /// By what it was found.
     pub evidence: Evidence,
     /// Bytes of files without a name that it has open; the disk has them back when the last such process ends.
@@ -217,7 +220,7 @@ pub struct HeldLocks {
     pub reserved: bool,
     /// The writer's byte of the shared index.
     pub write: bool,
-    /// The checkpointer's byte of the shared index.
+    /// The checkpointer's byte of the shared index, exclusively. Shared it belongs to one who keeps checkpointers out.
     pub checkpoint: bool,
     /// Which of the five read marks.
     pub readers: Vec<u8>,
@@ -309,7 +312,10 @@ pub(crate) fn judge(files: &[HeldFile], locks: &[FileLock]) -> (bool, bool) {
     let locked = |file: &HeldFile, lock: fn(&FileLock) -> bool| {
         locks.iter().any(|l| (l.device, l.inode) == (file.device, file.inode) && lock(l))
     };
-    let naked = of(Member::Shm).any(|shm| {
+    // Whoever can only read an index that is gone believes in nothing that a lock would have to protect: an anchor that keeps others
+    // back by it.
+    let keeps = |shm: &HeldFile| shm.generation == Standing::Retired && shm.via == Via::Descriptor && !shm.writable;
+    let naked = of(Member::Shm).filter(|shm| !keeps(shm)).any(|shm| {
         // The main file of the same generation; after a main file was replaced alone it is the only one there is.
         let same: Vec<&HeldFile> = of(Member::Main).filter(|m| m.generation == shm.generation).collect();
         let mains = if same.is_empty() { of(Member::Main).collect() } else { same };
@@ -373,6 +379,8 @@ mod tests {
         assert_eq!(judge(&replaced, &[lock(1), lock(3)]), (false, true));
         // Read-only descriptors on what is gone endanger nobody: an anchor, or someone who captures.
         assert_eq!(judge(&[file(Main, Retired, 1, false), file(Wal, Retired, 2, false)], &[]), (false, false));
+        let keeps = [file(Main, Current, 1, false), file(Wal, Retired, 2, false), file(Shm, Retired, 3, false)];
+        assert_eq!(judge(&keeps, &[]), (false, false));
         // Two generations in one process, and the old one has lost its locks.
         let both = [whole.as_slice(), &[file(Main, Retired, 11, false), file(Shm, Retired, 13, true)]].concat();
         assert_eq!(judge(&both, &[lock(1), lock(3), lock(11), lock(13)]), (false, false));
@@ -396,6 +404,7 @@ mod tests {
             locks: HeldLocks::default(),
             naked: false,
             ghost: true,
+            kept_back: false,
             evidence: Evidence::Identity,
             held_bytes: 0,
             capture: None,

@@ -164,6 +164,7 @@ fn holder(user: &User, own: u32) -> Holder {
         locks: HeldLocks::default(),
         naked: false,
         ghost: false,
+        kept_back: false,
         evidence: Evidence::Identity,
         held_bytes: 0,
         capture: None,

@@ -16,6 +16,7 @@
 //! A record that cannot be written (the disk is full, the directory was removed) stops nobody: the observer of the handle is
 //! told in any case.
 
+mod brought;
 mod record;
 mod shelf;
 mod story;
@@ -27,8 +28,10 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::family::{Family, Generation};
 use crate::process::ProcessId;
+use crate::words::{count, verb};
 use shelf::Shelf;
 
+pub use brought::brought_back;
 pub use record::{Affected, Entry, Incident, Kind, Outcome, Report};
 pub use story::Story;
 
@@ -214,8 +217,12 @@ pub(crate) fn merged(family: &Family, role: &str, generation: &Generation, rows:
             "every captured row was in the database already".to_owned(),
         ),
         rows => (
-            format!("brought back {rows} rows that only the captured files had"),
-            format!("{rows} rows that only the captured files had were brought back"),
+            format!("brought back {} that only the captured files had", count(rows, "row")),
+            format!(
+                "{} that only the captured files had {} brought back",
+                count(rows, "row"),
+                verb(rows, "was", "were")
+            ),
         ),
     };
     let what = "rows that only a capture had were missing in the database";

@@ -195,6 +195,9 @@ pub struct Incident {
     /// What is lost; `None` if nothing is.
     #[serde(default)]
     pub lost: Option<String>,
+    /// What was proved about what was at risk, where that is less than that nothing is lost; empty for nothing.
+    #[serde(default)]
+    pub proved: String,
     /// What to type next.
     #[serde(default)]
     pub next: String,
@@ -232,6 +235,7 @@ impl Incident {
             evidence: Vec::new(),
             done: clip(&done),
             lost: lost.as_deref().map(clip),
+            proved: String::new(),
             next: clip(&next),
             about,
             affected: Vec::new(),
@@ -254,7 +258,7 @@ impl Incident {
 
     /// True if what our code has checked proves that nothing that was acknowledged is lost.
     pub fn nothing_is_lost(&self) -> bool {
-        self.lost.is_none() && matches!(self.outcome, Outcome::Healed | Outcome::Kept)
+        self.lost.is_none() && self.proved.is_empty() && matches!(self.outcome, Outcome::Healed | Outcome::Kept)
     }
 
     /// True if something that happens at `at` still belongs to it.
@@ -268,6 +272,8 @@ impl Incident {
         self.last_at = new.at;
         self.closed_at = new.closed_at;
         self.outcome = new.outcome;
+        // What was proved before is about what happened before.
+        self.proved = new.proved;
         // What was lost before is not less lost because it happened again.
         self.lost = new.lost.or(self.lost);
         for (mine, new) in [(&mut self.cause, new.cause), (&mut self.done, new.done), (&mut self.next, new.next)] {
@@ -278,6 +284,27 @@ impl Incident {
         self.show(new.evidence);
         self.tell(new.timeline);
         self
+    }
+
+    /// True if the text names this capture.
+    pub(super) fn names(&self, capture: &str) -> bool {
+        let in_a_word = |c: char| c.is_alphanumeric() || matches!(c, '-' | '.' | '_');
+        let named = |text: &String| {
+            text.match_indices(capture)
+                .any(|(at, id)| !text[at + id.len()..].starts_with(in_a_word) && !text[..at].ends_with(in_a_word))
+        };
+        !capture.is_empty() && (self.evidence.iter().any(named) || named(&self.done) || named(&self.next))
+    }
+
+    /// Says what was proved, in one line.
+    pub(super) fn prove(&mut self, what: &str) {
+        self.proved = clip(what);
+    }
+
+    /// Says what was done beside what is said already, and what to do next.
+    pub(super) fn did(&mut self, done: &str, next: &str) {
+        self.done = if self.done.is_empty() { clip(done) } else { clip(&format!("{}; {done}", self.done)) };
+        self.next = clip(next);
     }
 
     /// Adds evidence that is not there yet.

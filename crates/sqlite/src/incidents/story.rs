@@ -12,6 +12,7 @@ use crate::family::{Family, Generation, Member};
 use crate::process::ProcessId;
 use crate::reassemble::Account;
 use crate::shell::word;
+use crate::words::count;
 use crate::{capture, captures};
 
 /// What is noticed so shortly before or after what others tell is a part of it.
@@ -141,7 +142,8 @@ impl Story {
         {
             return true;
         }
-        let ended = if incident.is_over() { incident.affected.iter().filter_map(|a| a.back_at).max() } else { None };
+        let settled = incident.is_over() && (!incident.is_open() || incident.outcome == Outcome::Waits);
+        let ended = if settled { incident.affected.iter().filter_map(|a| a.back_at).max() } else { None };
         let was_back = incident.affected.iter().any(|a| a.process == process && a.back_at.is_some());
         let another = ended.is_some_and(|ended| was_back || self.since > ended.saturating_add(SAME_MATTER_US));
         self.began_with(incident) && !another
@@ -167,11 +169,14 @@ impl Story {
         match captures.iter().rev().find(same) {
             Some(found) => {
                 let (n, frames) = (found.manifest.transactions, found.manifest.frames);
+                let transactions = count(n, "transaction");
                 self.evidence.push(format!(
-                    "capture {}: {n} transactions in {frames} frames of the log, by PID {}",
-                    found.id, found.manifest.pid
+                    "capture {}: {transactions} in {} of the log, by PID {}",
+                    found.id,
+                    count(frames, "frame"),
+                    found.manifest.pid
                 ));
-                let what = format!("what the old files held: {n} transactions, in retired/{}", found.id);
+                let what = format!("what the old files held: {transactions}, in retired/{}", found.id);
                 if found.manifest.pid == std::process::id() {
                     self.did(format!("captured {what}"));
                 } else {
@@ -193,8 +198,9 @@ impl Story {
         };
         let of = if account.sources.is_empty() { "nothing".to_owned() } else { account.sources.join(", ") };
         self.did(format!(
-            "put together in {} what is left, from {of}, and {run} commits that it remembered",
-            rebuilt.display()
+            "put together in {} what is left, from {of}, and {} that it remembered",
+            rebuilt.display(),
+            count(run as u64, "commit")
         ));
         let restore = format!("statehouse restore {} {}", word(&rebuilt.to_string_lossy()), word(&self.database));
         let lost = (!account.lost.is_empty() || !account.complete).then(|| account.loss());

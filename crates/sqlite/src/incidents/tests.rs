@@ -183,6 +183,10 @@ fn a_retirement_is_closed_by_the_last_process_that_comes_back() {
     assert!(!all[0].is_open() && all[0].nothing_is_lost() && all[0].outcome == Outcome::Kept, "{:?}", all[0]);
     begin(&family, generation(20)).back(&family).unwrap();
     assert_eq!(list(&family).unwrap().len(), 2, "and another generation is another");
+    begin(&family, generation(20)).back(&family).unwrap();
+    let all = list(&family).unwrap();
+    assert_eq!(all.len(), 3, "and what happens to the same files after everybody was back");
+    assert!(all.iter().all(|i| i.count == 1 && !i.is_open()), "{all:?}");
 }
 
 #[test]

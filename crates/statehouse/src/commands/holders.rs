@@ -173,8 +173,13 @@ fn alarm(h: &Holder) -> String {
         None => "A process that cannot be seen".to_owned(),
     };
     if h.ghost {
+        let grows = if h.kept_back {
+            " An anchor keeps them out of the main file, where they could run over others: its log grows meanwhile."
+        } else {
+            ""
+        };
         format!(
-            "{who} is writing into deleted or replaced files: its rows are nowhere else. Keep it running, and {}",
+            "{who} is writing into deleted or replaced files: its rows are nowhere else.{grows} Keep it running, and {}",
             h.remedy()
         )
     } else {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use statehouse_sessions::import::check_hermes;
 use statehouse_sessions::{ImportOptions, ImportReport, Store as _};
+use statehouse_sqlite::words;
 
 use super::Context;
 use crate::args::Import;
@@ -39,8 +40,12 @@ pub(crate) fn run(context: &Context, from: &Import) -> Result {
     context.output.answer(&report, |r| {
         let would = if *dry_run { "would take over" } else { "took over" };
         format!(
-            "{would} {} conversations with {} messages; {} rows were there already, {} cannot be taken over",
-            r.sessions, r.messages, r.already_present, r.skipped
+            "{would} {} with {}; {} {} there already, {} cannot be taken over",
+            words::count(r.sessions, "conversation"),
+            words::count(r.messages, "message"),
+            words::count(r.already_present, "row"),
+            words::verb(r.already_present, "was", "were"),
+            r.skipped
         )
     });
     Ok(exit::OK)

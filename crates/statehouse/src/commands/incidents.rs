@@ -8,6 +8,7 @@ use statehouse_dashboard::Probe;
 use statehouse_ops::incidents::{self, Found, IncidentDocument};
 use statehouse_sqlite::Family;
 use statehouse_sqlite::incidents::Incident;
+use statehouse_sqlite::words;
 
 use super::Context;
 use crate::args::{Incidents, IncidentsCommand};
@@ -122,10 +123,12 @@ fn find(family: &Family, id: &str) -> Result<Incident> {
         Found::One(incident) => Ok(*incident),
         Found::None => Err(Failure::new(exit::FAILED, code::NOT_FOUND, format!("no incident has the id {id}"))
             .hint("`statehouse incidents --all` lists them.")),
-        Found::Several(ids) => {
-            Err(Failure::new(exit::FAILED, code::AMBIGUOUS, format!("{id} may be one of {} incidents", ids.len()))
-                .detail(ids.join(", "))
-                .hint("Give more of the id."))
-        }
+        Found::Several(ids) => Err(Failure::new(
+            exit::FAILED,
+            code::AMBIGUOUS,
+            format!("{id} may be one of {}", words::count(ids.len() as u64, "incident")),
+        )
+        .detail(ids.join(", "))
+        .hint("Give more of the id.")),
     }
 }

@@ -13,6 +13,7 @@ use statehouse_ops::maintenance::{Error, Forecast, Look, Plan, Step, Temporary, 
 use statehouse_ops::who;
 use statehouse_sqlite::Family;
 use statehouse_sqlite::headers::Journal;
+use statehouse_sqlite::words;
 
 use super::Context;
 use super::progress::{Bar, Following};
@@ -140,28 +141,9 @@ impl<'a> Work<'a> {
         self.context.output.answer(done, text);
     }
 
-    /// A dry run is never refused; it says what would be.
     fn dry<T: Serialize>(&self, mut plan: Plan<T>) -> Result {
-        #[derive(Serialize)]
-        struct Dry<T: Serialize> {
-            #[serde(flatten)]
-            plan: Plan<T>,
-            refused: Option<Failure>,
-        }
         let refused = plan.refused.take().map(Failure::from);
-        self.context.output.answer(&Dry { plan, refused }, |d| {
-            let mut out = format!("would {}\n", escape_line(&d.plan.would));
-            if let Some(refused) = &d.refused {
-                out.push_str(&format!("and would be refused now: {}\n", escape_line(&refused.message)));
-                for line in [&refused.detail, &refused.hint] {
-                    if !line.is_empty() {
-                        out.push_str(&format!("  {}\n", escape_line(line)));
-                    }
-                }
-            }
-            out
-        });
-        Ok(exit::OK)
+        super::dry::answer(self.context, plan, refused, |plan| format!("would {}\n", escape_line(&plan.would)))
     }
 }
 
@@ -208,9 +190,10 @@ fn checkpointed(c: &Checkpointed) -> String {
         (Some(reason), false) if c.log == 0 => format!("nothing to do: {}\n", escape_line(reason)),
         (_, true) if c.log == 0 => "the log is empty: everything is in the main file\n".to_owned(),
         _ => format!(
-            "{} of {} frames of the log are in the main file; the log has {}\n",
+            "{} of {} of the log {} in the main file; the log has {}\n",
             c.checkpointed,
-            c.log,
+            words::count(c.log, "frame"),
+            words::verb(c.checkpointed, "is", "are"),
             bytes(c.wal_size_after)
         ),
     };

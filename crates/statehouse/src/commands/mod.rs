@@ -1,8 +1,8 @@
 //! The commands, one file a group. Each parses nothing and prints only through [`Output`].
 
 pub(crate) mod anchor;
-mod count;
 mod dashboard;
+mod dry;
 mod gateway;
 mod holders;
 mod import;

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use statehouse_sessions::document;
+use statehouse_sqlite::words;
 
 use super::Context;
 use crate::args::Probe;
@@ -46,6 +47,12 @@ fn canary(context: &Context, role: &str, path: Option<&Path>) -> Result {
 fn read(context: &Context, path: &Path) -> Result {
     let place = Place::of(Some(path), &context.home);
     let seen = statehouse_ops::read(&place.database, &std::env::temp_dir(), context.patience)?;
-    context.output.answer(&seen, |s| format!("{} objects on {} pages", s.objects, s.page_count));
+    context.output.answer(&seen, |s| {
+        format!(
+            "{} on {}",
+            words::count(s.objects.unsigned_abs(), "object"),
+            words::count(s.page_count.unsigned_abs(), "page")
+        )
+    });
     Ok(exit::OK)
 }

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::time::Duration;
 
-use serde::Serialize;
 use statehouse_ops::maintenance::Wanted;
 use statehouse_ops::restore::{self, Asked, How, Next, Planned, Restored, Tables};
 
@@ -70,18 +69,12 @@ fn written(context: &Context, args: &Restore, asked: &Asked<'_>, bar: &Bar, to: 
     Ok(exit::OK)
 }
 
-/// A dry run is never refused for what stands against it now; it says what would be.
+/// What would be done, and what stands against it now.
 fn dry(context: &Context, mut planned: Planned) -> Result {
-    #[derive(Serialize)]
-    struct Dry {
-        #[serde(flatten)]
-        planned: Planned,
-        refused: Option<Failure>,
-    }
     let refused = planned.refused.take().map(Failure::from);
-    context.output.answer(&Dry { planned, refused }, |d| {
-        let mut out = format!("would {}\n{}", escape_line(&d.planned.would), rows(&d.planned.tables));
-        if let Some(room) = &d.planned.room {
+    super::dry::answer(context, planned, refused, |planned| {
+        let mut out = format!("would {}\n{}", escape_line(&planned.would), rows(&planned.tables));
+        if let Some(room) = &planned.room {
             out.push_str(&format!(
                 "it takes {} for what is replaced and {} for the new content; {} are free\n",
                 bytes(room.before),
@@ -89,19 +82,8 @@ fn dry(context: &Context, mut planned: Planned) -> Result {
                 bytes(room.free)
             ));
         }
-        out.push_str(&lines(&d.planned.notes));
-        out.push_str(&to_type(&d.planned.next));
-        if let Some(refused) = &d.refused {
-            out.push_str(&format!("and would be refused now: {}\n", escape_line(&refused.message)));
-            for line in [&refused.detail, &refused.hint] {
-                if !line.is_empty() {
-                    out.push_str(&format!("  {}\n", escape_line(line)));
-                }
-            }
-        }
-        out
-    });
-    Ok(exit::OK)
+        out + &lines(&planned.notes) + &to_type(&planned.next)
+    })
 }
 
 fn text(r: &Restored) -> String {

@@ -3,9 +3,10 @@
 use serde::Serialize;
 use statehouse_ops::snapshots::{self, Snapshot, Standing, Wish};
 use statehouse_sqlite::Family;
+use statehouse_sqlite::words;
 
+use super::Context;
 use super::progress::Bar;
-use super::{Context, count};
 use crate::args;
 use crate::exit;
 use crate::failure::Result;
@@ -37,8 +38,8 @@ fn taken_text(s: &Snapshot) -> String {
         "snapshot {}: {}{packed}, {} in {}, verified, in {:.1} s\n{}\n",
         escape_line(&s.id),
         bytes(s.bytes),
-        count::of(rows.unsigned_abs(), "row", "rows"),
-        count::of(s.rows.len() as u64, "table", "tables"),
+        words::count(rows.unsigned_abs(), "row"),
+        words::count(s.rows.len() as u64, "table"),
         s.ms / 1000.0,
         escape_line(&s.path.to_string_lossy()),
     );

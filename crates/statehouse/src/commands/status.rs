@@ -2,6 +2,7 @@
 
 use statehouse_ops::StatusDocument;
 use statehouse_sessions::sqlite::APPLICATION_ID;
+use statehouse_sqlite::words;
 
 use super::Context;
 use super::snapshot::age;
@@ -73,8 +74,11 @@ fn text(d: &StatusDocument) -> String {
     }
     if let Some(f) = &d.last_snapshot_error {
         out.push_str(&escape_line(&format!(
-            "warning: {} snapshots in a row have failed, the last at {}: {}",
-            f.failures, f.at, f.error
+            "warning: {} in a row {} failed, the last at {}: {}",
+            words::count(f.failures, "snapshot"),
+            words::verb(f.failures, "has", "have"),
+            f.at,
+            f.error
         )));
         out.push('\n');
     }
@@ -85,8 +89,9 @@ fn text(d: &StatusDocument) -> String {
             maintenance.by.join("; ")
         };
         out.push_str(&escape_line(&format!(
-            "warning: a vacuum is due since {since} and was put off {} times, because of {}",
-            maintenance.deferrals, by
+            "warning: a vacuum is due since {since} and was put off {}, because of {}",
+            words::count(maintenance.deferrals, "time"),
+            by
         )));
         out.push('\n');
     }

@@ -5,6 +5,7 @@ use statehouse_ops::maintenance::policy::{self, Housekept};
 use statehouse_ops::snapshots::{self, Wish};
 use statehouse_sessions::{JobKind, Micros, SqliteStore, Store};
 use statehouse_sqlite::Family;
+use statehouse_sqlite::words;
 
 use super::{Context, maintain};
 use crate::args::Worker;
@@ -70,7 +71,8 @@ fn housekeep(context: &Context) -> Result<Housekept> {
             tracing::info!("the store was rewritten: {} bytes before, {} now", v.size_before, v.size_after)
         }
         Housekept::Deferred { reason, deferrals, since, .. } => tracing::warn!(
-            "a rewrite of the store is due and was put off, {deferrals} times since {since}: {}",
+            "a rewrite of the store is due and was put off, {} since {since}: {}",
+            words::count(*deferrals, "time"),
             escape_line(reason)
         ),
     }
@@ -106,14 +108,18 @@ fn snapshot(context: &Context) -> Result<Option<String>> {
 fn text(done: &Done) -> String {
     let mut out = format!("{}: done", done.job);
     if let Some(n) = done.leases_trimmed {
-        out.push_str(&format!(", {n} leases trimmed"));
+        out.push_str(&format!(", {} trimmed", words::count(n, "lease")));
     }
     match &done.housekept {
         Some(Housekept::Done(v)) => {
             out.push_str(&format!(", rewritten ({} before, {} now)", bytes(v.size_before), bytes(v.size_after)));
         }
         Some(Housekept::Deferred { reason, deferrals, .. }) => {
-            out.push_str(&format!(", a rewrite is due and was put off {deferrals} times: {}", escape_line(reason)));
+            out.push_str(&format!(
+                ", a rewrite is due and was put off {}: {}",
+                words::count(*deferrals, "time"),
+                escape_line(reason)
+            ));
         }
         Some(Housekept::NotDue { .. }) | None => {}
     }

@@ -3,8 +3,11 @@
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test stops at the first surprise")]
 
 mod bring;
+mod fed;
+mod modules;
 mod random;
 mod tables;
+mod untouched;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -66,7 +69,10 @@ impl Two {
     }
 
     fn conflicts(&self) -> Vec<serde_json::Value> {
-        let text = std::fs::read_to_string(format!("{}.conflicts.jsonl", self.id())).unwrap_or_default();
+        let place = self.directory.path().join("live.db.statehouse/conflicts");
+        let lists = std::fs::read_dir(place).map(|all| all.map(|e| e.unwrap().path()).collect::<Vec<_>>());
+        let Some(last) = lists.unwrap_or_default().into_iter().max() else { return Vec::new() };
+        let text = std::fs::read_to_string(last).unwrap();
         text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
     }
 }

@@ -4,14 +4,20 @@
 //! generation protects nobody, and takes the new generation as soon as it is there; and it steps aside while somebody does
 //! structural work. Beside that it looks once a second for processes that have lost their locks or write into what is gone.
 
+mod keeping;
 mod pause;
 mod tell;
 mod watch;
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use statehouse_sqlite::anchor::Alarm;
 use statehouse_sqlite::{Error, Family, Member, Reason, Status};
 
 use super::{Context, service};
@@ -154,28 +160,64 @@ impl Waiting {
 
 /// Set by a signal, waited for everywhere.
 #[derive(Clone)]
-struct Stop(Arc<(Mutex<bool>, Condvar)>);
+struct Stop {
+    told: Arc<AtomicBool>,
+    /// Readable from the first signal on.
+    bell: Arc<OwnedFd>,
+}
+
+/// What ended a wait.
+#[derive(PartialEq, Eq)]
+enum Woken {
+    /// It is time to stop.
+    Stop,
+    /// Something has happened to a file.
+    Alarm,
+    /// Nothing; the time is over.
+    Time,
+}
 
 impl Stop {
     fn on_signals() -> Result<Stop> {
-        let stop = Stop(Arc::default());
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| Failure::new(exit::FAILED, code::IO, "cannot watch for signals").detail(e.to_string()))?;
+        let stop = Stop { told: Arc::default(), bell: Arc::new(bell) };
         let told = stop.clone();
         signals::on_stop(move || {
-            if !std::mem::replace(&mut *told.lock(), true) {
+            if !told.told.swap(true, Ordering::Relaxed) {
                 signals::limit_stop();
             }
-            told.0.1.notify_all();
+            // It is never read, so it can only fail when it is readable already.
+            let _ = rustix::io::write(&told.bell, &1_u64.to_ne_bytes());
         })?;
         Ok(stop)
     }
 
-    fn lock(&self) -> MutexGuard<'_, bool> {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits at most `limit`; true if it is time to stop.
     fn wait(&self, limit: Duration) -> bool {
-        let stop = self.lock();
-        *self.0.1.wait_timeout_while(stop, limit, |stop| !*stop).unwrap_or_else(PoisonError::into_inner).0
+        self.wait_for(limit, None) == Woken::Stop
+    }
+
+    /// As [`Stop::wait`], and not longer than until something happens to a file.
+    fn wait_for(&self, limit: Duration, alarm: Option<&Alarm>) -> Woken {
+        let until = Instant::now() + limit;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let time = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+            let mut asked = vec![PollFd::new(&*self.bell, PollFlags::IN)];
+            asked.extend(alarm.map(|alarm| PollFd::new(alarm, PollFlags::IN)));
+            match poll(&mut asked, Some(&time)) {
+                Ok(0) => return Woken::Time,
+                Ok(_) if !asked[0].revents().is_empty() => return Woken::Stop,
+                Ok(_) => return Woken::Alarm,
+                Err(Errno::INTR) => {}
+                // Not to be had: then it is a wait like any other.
+                Err(_) => {
+                    std::thread::sleep(left);
+                    let stopped = self.told.load(Ordering::Relaxed);
+                    return if stopped { Woken::Stop } else { Woken::Time };
+                }
+            }
+        }
     }
 }

@@ -4,12 +4,17 @@ use std::path::Path;
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use statehouse_sqlite::anchor::{Anchor, Kept};
+use statehouse_sqlite::anchor::{Anchor, Kept, KeptBack};
 use statehouse_sqlite::holders::{self, Holder};
+use statehouse_sqlite::words;
 use statehouse_sqlite::{Family, Generation};
 
 use crate::output::Output;
 use crate::text;
+
+/// What it means for a process that goes on in what was removed.
+const KEPT_BACK: &str =
+    "whoever still writes there can commit, but nothing of that is copied into the main file, and that log grows";
 
 fn path(family: &Family) -> String {
     family.main().to_string_lossy().into_owned()
@@ -47,8 +52,22 @@ pub(super) fn keeping(output: Output, family: &Family, kept: &Kept) {
             "generation": kept.generation(),
             "files": kept.files(),
             "transactions": kept.transactions(),
+            "kept_back": kept.kept_back() == KeptBack::Yes,
             "until": format!("{until:.6}"),
             "capture": holders::capture_command(family, i32::try_from(std::process::id()).ok()),
+        }),
+    );
+}
+
+/// Told where it was not yet so when it was told what is kept.
+pub(super) fn kept_back(output: Output, family: &Family, kept: &Kept) {
+    tell(
+        output,
+        &json!({
+            "event": "kept_back",
+            "pid": std::process::id(),
+            "path": path(family),
+            "generation": kept.generation(),
         }),
     );
 }
@@ -126,15 +145,17 @@ fn sentence(value: &Value) -> Option<String> {
             let file =
                 |f: &Value| Some(format!("/proc/{}/fd/{} ({})", value["pid"], f["descriptor"], f["member"].as_str()?));
             let files: Vec<String> = value["files"].as_array()?.iter().filter_map(file).collect();
+            let grows = if value["kept_back"] == true { format!("; {KEPT_BACK}") } else { String::new() };
             format!(
-                "removed or replaced files of {path} with {} transactions in their log can still be read: {}; copy them \
-                 with `{}` before this anchor is stopped, and before {}",
-                value["transactions"],
+                "removed or replaced files of {path} with {} in their log can still be read: {}; copy them \
+                 with `{}` before this anchor is stopped, and before {}{grows}",
+                words::count(value["transactions"].as_u64().unwrap_or(0), "transaction"),
                 files.join(", "),
                 value["capture"].as_str().unwrap_or_default(),
                 value["until"].as_str().unwrap_or_default()
             )
         }
+        "kept_back" => format!("removed or replaced files of {path}: {KEPT_BACK}"),
         "let_go" => {
             let what = format!("removed or replaced files of {path} are no longer kept");
             match why {

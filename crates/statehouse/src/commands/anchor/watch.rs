@@ -4,17 +4,22 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use statehouse_sqlite::admission::{ANCHOR, Seat};
-use statehouse_sqlite::anchor::{self, Anchor, Kept};
+use statehouse_sqlite::anchor::{self, Alarm, Anchor};
 use statehouse_sqlite::holders::{self, Holder, Signs};
 use statehouse_sqlite::incidents::Story;
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
 use statehouse_sqlite::{Error, Family, Generation, resident, side};
 
-use super::{RETRY, Stop, tell};
+use super::keeping::Keeping;
+use super::{RETRY, Stop, Woken, tell};
 use crate::output::Output;
 
 /// How often the paths are compared with what is held, and it is asked whether anchors are wanted aside.
 const COMPARE: Duration = Duration::from_millis(100);
+/// How often a lock is tried that a checkpoint of somebody who goes on in a retired generation keeps away.
+const STEP: Duration = Duration::from_millis(3);
+/// For how long after a generation retired; after that it is done at each turn.
+const HURRY: Duration = Duration::from_secs(10);
 /// How long a lock that is in the way is waited for before anything else is looked at again.
 const SLICE: Duration = Duration::from_millis(200);
 /// How often holders are looked at, if something says that they have changed.
@@ -28,8 +33,6 @@ const SAY_AGAIN: Duration = Duration::from_secs(60);
 const OTHERS_FIRST: Duration = Duration::from_secs(2);
 /// How long nothing can be held before it is told what is waited for.
 const LASTS: Duration = Duration::from_secs(2);
-/// How many retired generations are kept at most.
-const KEPT: usize = 4;
 
 /// Why the anchor lets go.
 #[derive(Clone, Copy)]
@@ -60,8 +63,11 @@ pub(super) struct Watch {
     family: Family,
     seat: Option<Seat>,
     held: Option<Anchor>,
-    /// Retired generations, the newest last, each with whether that was told.
-    kept: Vec<(Kept, bool)>,
+    kept: Keeping,
+    /// Until then it is tried often to keep somebody back who cannot be yet.
+    hurry: Option<Instant>,
+    /// Says at once that a file of what is held or kept was removed or moved.
+    alarm: Option<Alarm>,
     reported: HashSet<Finding>,
     /// What the last look at the holders was based on, and when it was.
     signs: Option<Signs>,
@@ -86,12 +92,15 @@ pub(super) struct Watch {
 
 impl Watch {
     pub(super) fn new(output: Output, family: Family) -> Watch {
+        let kept = Keeping::new(output, family.clone());
         Watch {
             output,
             family,
             seat: None,
             held: None,
-            kept: Vec::new(),
+            kept,
+            hurry: None,
+            alarm: None,
             reported: HashSet::new(),
             signs: None,
             looked: None,
@@ -109,14 +118,15 @@ impl Watch {
 
     pub(super) fn run(&mut self, stop: &Stop) {
         let mut look_at = Instant::now();
-        while !stop.wait(if self.held.is_some() { COMPARE } else { RETRY }) {
+        self.listen();
+        while self.wait(stop) {
             self.check();
             if self.held.is_none()
                 && let Err(e) = self.take()
             {
                 self.failed(&e);
             }
-            self.kept.iter_mut().for_each(|(kept, _)| kept.watch());
+            self.kept.watch();
             self.tell_story(false);
             if Instant::now() >= look_at {
                 self.look();
@@ -127,6 +137,32 @@ impl Watch {
                 }
             }
         }
+    }
+
+    /// Waits for the next turn; false if it is time to stop. Who goes on in what was removed just now is kept from the main file
+    /// meanwhile: of all that is to be done only that may not wait.
+    fn wait(&mut self, stop: &Stop) -> bool {
+        let now = Instant::now();
+        let turn = now + if self.held.is_some() { COMPARE } else { RETRY };
+        loop {
+            let soon = self.kept.keep_back(self.held.as_ref(), || !is_ours(&self.family));
+            let left = turn.saturating_duration_since(Instant::now());
+            let limit = if soon && self.hurry > Some(now) { STEP.min(left) } else { left };
+            match stop.wait_for(limit, self.alarm.as_ref()) {
+                Woken::Stop => return false,
+                Woken::Alarm => self.alarm.iter().for_each(Alarm::heard),
+                Woken::Time => {}
+            }
+            // However often something happens to the files, the turn comes.
+            if Instant::now() >= turn {
+                return true;
+            }
+        }
+    }
+
+    /// Hears what happens to the files that are held and kept now.
+    fn listen(&mut self) {
+        self.alarm = self.kept.alarm(self.held.as_ref());
     }
 
     /// Takes the present generation, as a member.
@@ -151,6 +187,7 @@ impl Watch {
                 (self.said, self.lost, self.waiting) = (None, None, None);
                 tell::anchored(self.output, &self.family, &held);
                 self.held = Some(held);
+                self.listen();
                 if let Some(story) = &mut self.story {
                     story.is_back(true);
                 }
@@ -220,6 +257,7 @@ impl Watch {
         if let Some(held) = self.held.take() {
             let generation = held.generation();
             self.lost = Some(Instant::now());
+            self.hurry = Some(Instant::now() + HURRY);
             let kept = match why {
                 Why::Retired => held.retire(),
                 Why::Maintenance | Why::Stopped => {
@@ -234,7 +272,9 @@ impl Watch {
             }
             tell::released(self.output, &self.family, &generation, why.word());
             if let Some(kept) = kept {
-                self.keep(kept);
+                self.kept.add(kept);
+                // Who else has it decides for how long it is kept.
+                self.looked = None;
             }
             if matches!(why, Why::Retired) {
                 self.begin_story(generation);
@@ -248,7 +288,7 @@ impl Watch {
         match &mut self.story {
             // What it took hold of in between was moved aside again.
             Some(story) => story.is_back(false),
-            None if self.family.side_directory().join(side::CREATED).exists() => {
+            None if is_ours(&self.family) => {
                 self.story = Some(Story::of_anchor(&self.family, ANCHOR, generation));
                 self.begun = false;
             }
@@ -275,27 +315,6 @@ impl Watch {
         };
         if let Err(e) = told {
             self.warn("an incident cannot be told beside the database", &e);
-        }
-    }
-
-    fn keep(&mut self, kept: Kept) {
-        self.kept.push((kept, false));
-        while self.kept.len() > KEPT {
-            let least = self.kept.iter().position(|(k, _)| !k.is_worth_keeping()).unwrap_or(0);
-            let (old, told) = self.kept.remove(least);
-            if told {
-                tell::let_go(self.output, &self.family, &old, "crowded_out");
-            }
-        }
-        self.tell_kept();
-        // Who else has it decides for how long it is kept.
-        self.looked = None;
-    }
-
-    fn tell_kept(&mut self) {
-        for (kept, told) in self.kept.iter_mut().filter(|(k, told)| !told && k.is_worth_keeping()) {
-            tell::keeping(self.output, &self.family, kept);
-            *told = true;
         }
     }
 
@@ -326,7 +345,7 @@ impl Watch {
         match self.holders() {
             Ok(now) => {
                 self.report(&now);
-                self.review(&now);
+                self.kept.review(&now);
             }
             Err(e) => self.warn("the holders cannot be looked at", &e),
         }
@@ -351,30 +370,20 @@ impl Watch {
         self.reported = present;
     }
 
-    /// Lets go of what need not be kept any longer.
-    fn review(&mut self, now: &[Holder]) {
-        let (output, family) = (self.output, &self.family);
-        self.kept.retain_mut(|(kept, told)| {
-            let Some(over) = kept.over(now) else { return true };
-            if *told {
-                tell::let_go(output, family, kept, over);
-            }
-            false
-        });
-        self.tell_kept();
-    }
-
     /// Lets go of everything, and leaves nothing behind.
     pub(super) fn end(mut self) {
         self.tell_story(true);
         self.release(Why::Stopped);
-        for (kept, _) in self.kept.iter().filter(|(_, told)| *told) {
-            tell::let_go(self.output, &self.family, kept, "stopped");
-        }
+        self.kept.end();
         if let Some(seat) = self.seat.take() {
             seat.leave();
         }
     }
+}
+
+/// True for a store of ours.
+fn is_ours(family: &Family) -> bool {
+    family.side_directory().join(side::CREATED).exists()
 }
 
 fn inspect(family: &Family) -> Result<Inspected, Error> {

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use statehouse_ops::progress::Progress;
 use statehouse_sqlite::Family;
 use statehouse_sqlite::capture::{self, Capture, Failed, Taken, Took, Wanted, Whose};
+use statehouse_sqlite::words::count;
 
 use crate::args::{RetiredCapture, Target};
 use crate::commands::Context;
@@ -31,6 +32,12 @@ struct Told {
     image: bool,
     detail: String,
     merged: bool,
+    /// Rows that stand against others and were kept, when it was merged.
+    conflicts: u64,
+    /// Where these are listed.
+    conflicts_list: Option<String>,
+    /// What else the merge has left, a sentence each.
+    left: Vec<String>,
     supersedes: Option<String>,
     bytes: u64,
     place: String,
@@ -39,6 +46,8 @@ struct Told {
 impl Told {
     fn of(capture: &Capture) -> Told {
         let m = &capture.manifest;
+        let merge = capture.merge();
+        let left = merge.clone().unwrap_or_default();
         let moment =
             i64::try_from(m.captured_at_unix_us).ok().and_then(|us| jiff::Timestamp::from_microsecond(us).ok());
         let image = match capture.origin {
@@ -58,7 +67,10 @@ impl Told {
             sound: m.sound,
             image,
             detail: m.detail.clone(),
-            merged: capture.is_merged(),
+            merged: merge.is_some(),
+            conflicts: left.conflicts,
+            conflicts_list: left.list.map(|l| l.display().to_string()),
+            left: left.left,
             supersedes: m.supersedes.clone(),
             bytes: capture.bytes(),
             place: capture.place.display().to_string(),
@@ -129,14 +141,15 @@ fn text(document: &Value, path: &str) -> String {
     let mut out = String::new();
     for c in list("captures") {
         let pids: Vec<String> = c["pids"].as_array().into_iter().flatten().map(Value::to_string).collect();
+        let number = |field: &str, one: &str| count(c[field].as_u64().unwrap_or(0), one);
         let done =
             if c["already"] == true { "was captured before, and has written nothing since" } else { "is captured" };
         out.push_str(&format!(
-            "What PID {} has in deleted or replaced files of {} {done}: {} transactions in {} frames, {}.\n  {}\n",
+            "What PID {} has in deleted or replaced files of {} {done}: {} in {}, {}.\n  {}\n",
             pids.join(", "),
             escape_line(path),
-            c["transactions"],
-            c["frames"],
+            number("transactions", "transaction"),
+            number("frames", "frame"),
             bytes(c["bytes"].as_u64().unwrap_or(0)),
             word(&c["place"]),
         ));
@@ -184,10 +197,12 @@ fn rows(captures: &[Told], path: &str) -> String {
     }
     let row = |c: &Told| {
         let state = match (c.merged, c.image, c.sound) {
-            (true, ..) => "merged",
-            (_, false, _) => "log alone",
-            (_, _, Some(false)) => "not sound",
-            _ => "whole",
+            (true, ..) if c.conflicts > 0 => format!("merged, {} kept", count(c.conflicts, "conflict")),
+            (true, ..) if !c.left.is_empty() => "merged in part".to_owned(),
+            (true, ..) => "merged".to_owned(),
+            (_, false, _) => "log alone".to_owned(),
+            (_, _, Some(false)) => "not sound".to_owned(),
+            _ => "whole".to_owned(),
         };
         vec![
             escape_line(&c.id),
@@ -195,10 +210,21 @@ fn rows(captures: &[Told], path: &str) -> String {
             c.pid.to_string(),
             c.transactions.to_string(),
             bytes(c.bytes),
-            state.to_owned(),
+            state,
             shorten(&escape_line(&c.command.join(" ")), 60),
         ]
     };
     let rows: Vec<_> = captures.iter().map(row).collect();
-    table(&["ID", "CAPTURED (UTC)", "PID", "TRANSACTIONS", "SIZE", "STATE", "COMMAND"], &rows)
+    let mut out = table(&["ID", "CAPTURED (UTC)", "PID", "TRANSACTIONS", "SIZE", "STATE", "COMMAND"], &rows);
+    for c in captures {
+        if let Some(list) = &c.conflicts_list {
+            out.push_str(&escape_line(&format!("{}: what was kept is listed in {list}", c.id)));
+            out.push('\n');
+        }
+        for left in &c.left {
+            out.push_str(&escape_line(&format!("{}: {left}", c.id)));
+            out.push('\n');
+        }
+    }
+    out
 }

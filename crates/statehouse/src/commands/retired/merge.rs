@@ -8,6 +8,7 @@ use statehouse_ops::maintenance::look;
 use statehouse_ops::retired::{self, Asked, Evidence, Kind, Merged, Shown, TableShown};
 use statehouse_ops::snapshots::Wish;
 use statehouse_sqlite::Event;
+use statehouse_sqlite::words::{count, verb};
 
 use crate::args::{RetiredMerge, RetiredShow};
 use crate::commands::Context;
@@ -23,7 +24,7 @@ pub(crate) fn show(context: &Context, args: &RetiredShow) -> Result {
     let bar = Bar::new();
     let shown = with(context, &bar, |asked| retired::show(&path, &args.id, args.rows, asked))?;
     bar.clear();
-    context.output.answer(&shown, |s| text(s) + &listed(s));
+    context.output.answer(&shown, |s| text(s) + &listed(s) + &verdict(s));
     Ok(exit::OK)
 }
 
@@ -85,25 +86,52 @@ fn text(s: &Shown) -> String {
     let pid = s.pid.map_or_else(String::new, |pid| format!(", from PID {pid}"));
     let mut out = escape_line(&format!("capture {}{made}{pid}", s.id)) + "\n";
     out += &format!(
-        "{} transactions in its log, {} of them not in the database; rows were read from {from}\n",
-        s.transactions, s.commits_missing
+        "{} in its log, {} of them not in the database; rows were read from {from}\n",
+        count(s.transactions, "transaction"),
+        s.commits_missing
     );
     let differs = |t: &TableShown| {
-        t.missing + t.conflicting + t.renumbered > 0 || t.not_compared.is_some() || t.only_here.is_some_and(|n| n > 0)
+        t.missing + t.conflicting + t.renumbered > 0
+            || t.not_compared.is_some()
+            || !t.columns_only_captured.is_empty()
+            || t.only_here.is_some_and(|n| n > 0)
     };
     let rows: Vec<Vec<String>> = s.tables.iter().filter(|(_, t)| differs(t)).map(|(n, t)| row(n, t)).collect();
-    if rows.is_empty() {
-        out += "every row of it is in the database\n";
-    } else {
+    if !rows.is_empty() {
         out += &table(&["TABLE", "MISSING", "RENUMBERED", "CONFLICTING", "SAME", "ONLY HERE", ""], &rows);
     }
     if s.unplaced > 0 {
-        out += &format!("{} rows of the log fit no table\n", s.unplaced);
+        let fit = verb(s.unplaced, "fits", "fit");
+        out += &format!("{} of the log {fit} no table\n", count(s.unplaced, "row"));
     }
     for gone in &s.gone {
         out += &format!("cannot be had: {}\n", escape_line(gone));
     }
+    for index in &s.rebuild {
+        out += &escape_line(&format!(
+            "no trigger tells the search index {} of rows that come to {}; when they are there: {}",
+            index.index, index.over, index.command
+        ));
+        out.push('\n');
+    }
     out
+}
+
+/// How it stands in one sentence; empty where the table of what differs says it.
+fn verdict(s: &Shown) -> String {
+    let not_compared = s.not_compared();
+    if s.is_all_here() {
+        "every row of it is in the database\n".to_owned()
+    } else if not_compared > 0 {
+        let was = verb(not_compared, "was", "were");
+        let rest = format!("{} {was} not compared", count(not_compared, "table"));
+        match s.to_bring_back() + s.conflicting() {
+            0 => format!("no row is missing in what was compared; {rest}\n"),
+            _ => format!("{rest}, so there may be more that only it has\n"),
+        }
+    } else {
+        String::new()
+    }
 }
 
 fn row(name: &str, t: &TableShown) -> Vec<String> {
@@ -111,7 +139,7 @@ fn row(name: &str, t: &TableShown) -> Vec<String> {
     if t.only_captured {
         notes.push("the database has no such table".to_owned());
     }
-    if let Some(why) = t.left_alone {
+    if let Some(why) = &t.left_alone {
         notes.push(format!("not brought back: {why}"));
     }
     if let Some(why) = &t.not_compared {
@@ -150,22 +178,27 @@ fn listed(s: &Shown) -> String {
 fn done(m: &Merged) -> String {
     let mut out = String::new();
     if m.dry_run {
-        out += &format!("would bring {} rows back and change no row that is there\n", m.shown.to_bring_back());
+        let rows = count(m.shown.to_bring_back(), "row");
+        out += &format!("would bring {rows} back and change no row that is there\n");
+        out += &verdict(&m.shown);
         if let Some(code) = &m.shown.would_refuse {
             out += &format!("and would be refused now: {}\n", escape_line(code));
         }
         return out;
     }
+    let brought = format!("{} {} brought back", count(m.rows, "row"), verb(m.rows, "was", "were"));
     match (&m.into, m.done) {
-        (Some(into), _) => {
-            out += &format!("{} rows were brought back in {}\n", m.rows, escape_line(&into.to_string_lossy()));
-        }
-        (None, true) => out += &format!("{} rows were brought back\n", m.rows),
-        (None, false) => out += "nothing was done\n",
+        (Some(into), _) => out += &format!("{brought} in {}\n", escape_line(&into.to_string_lossy())),
+        (None, true) => out += &format!("{brought}\n"),
+        (None, false) => out += "there was nothing to bring back, and the database was not changed\n",
+    }
+    if !m.done || m.shown.not_compared() > 0 {
+        out += &verdict(&m.shown);
     }
     if let Some(list) = &m.conflicts {
         let n = m.shown.conflicting();
-        out += &format!("{n} rows stand against others and were left: {}\n", escape_line(&list.to_string_lossy()));
+        let stand = verb(n, "stands against another and was", "stand against others and were");
+        out += &format!("{} {stand} left: {}\n", count(n, "row"), escape_line(&list.to_string_lossy()));
     }
     if let Some(before) = &m.before {
         out += &format!("the database as it was before: {}\n", escape_line(&before.to_string_lossy()));

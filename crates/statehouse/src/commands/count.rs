@@ -1,3 +1,0 @@
-//! Numbers of things in sentences; the libraries make such sentences too, so it lives there.
-
-pub(crate) use statehouse_ops::count::of;
