@@ -19,6 +19,7 @@ mod health;
 mod hermes;
 mod house;
 mod incidents;
+mod io_errors;
 mod maintenance;
 mod modes;
 mod readme;

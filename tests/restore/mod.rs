@@ -1,5 +1,7 @@
 //! A good file in the place of a database: live where that can be, by rename where nobody is in the way, and never half.
 
+mod beside;
+mod ended;
 mod killed;
 mod live;
 mod own;
@@ -7,6 +9,7 @@ mod rebuilt;
 mod sidecars;
 mod snapshot;
 mod sources;
+mod told;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

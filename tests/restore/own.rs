@@ -91,44 +91,35 @@ fn onto_the_store_of_a_house_that_is_up_with_traffic_what_is_acknowledged_after_
 }
 
 #[test]
-fn a_destroyed_store_is_restored_and_opens_again() {
-    let home = Home::new();
-    let up = Up::start(&home, |_| {});
-    let client = Client::new(up.url("gateway"), &home.token());
-    client.talk("first", "1", "in the copy");
-    let copy = copy_of(&home, "copy.db");
-    fs::OpenOptions::new().write(true).open(home.store()).unwrap().set_len(0).unwrap();
-    let side = home.store().with_file_name("state.db.statehouse");
-    until("the mark", PATIENCE, || side.join("destroyed.json").exists());
-    up.stop();
-    assert_eq!(error_code(&cli(&home, ["--json", "gateway"])), "refused_destroyed", "the control");
-    let done = answer(&home, ["restore", copy.to_str().unwrap()]);
-    assert_eq!(done["how"], "rename", "{done}");
-    assert!(!side.join("destroyed.json").exists());
-    let aside = Path::new(done["replaced"].as_str().unwrap());
-    assert!(aside.join("destroyed.json").exists(), "the mark is kept with what it is about");
-    let up = Up::start(&home, |_| {});
-    Client::new(up.url("gateway"), &home.token()).talk("first", "2", "goes on");
-    assert!(messages(&home).iter().any(|(_, _, text)| text == "in the copy"));
-    up.stop();
-}
-
-#[test]
-fn a_store_that_was_destroyed_under_a_house_that_is_still_up_is_restored_and_the_house_goes_on() {
-    let home = Home::new();
-    let up = Up::start(&home, |_| {});
-    let client = Client::new(up.url("gateway"), &home.token());
-    client.talk("first", "1", "in the copy");
-    let copy = copy_of(&home, "copy.db");
-    fs::OpenOptions::new().write(true).open(home.store()).unwrap().set_len(0).unwrap();
-    let side = home.store().with_file_name("state.db.statehouse");
-    until("the mark", PATIENCE, || side.join("destroyed.json").exists());
-    assert_ne!(client.message("first", "x", "not now").unwrap().status, 200, "the control");
-    answer(&home, ["restore", copy.to_str().unwrap()]);
-    let took = || client.message("first", "2", "goes on").is_ok_and(|answered| answered.status == 200);
-    until("the house goes on", PATIENCE, took);
-    assert!(messages(&home).iter().any(|(_, _, text)| text == "in the copy"));
-    up.stop();
+fn a_store_that_was_destroyed_is_restored_and_its_house_goes_on_whether_it_is_still_up_or_not() {
+    for still_up in [true, false] {
+        let home = Home::new();
+        let up = Up::start(&home, |_| {});
+        let client = Client::new(up.url("gateway"), &home.token());
+        client.talk("first", "1", "in the copy");
+        let copy = copy_of(&home, "copy.db");
+        fs::OpenOptions::new().write(true).open(home.store()).unwrap().set_len(0).unwrap();
+        let mark = home.store().with_file_name("state.db.statehouse/destroyed.json");
+        until("the mark", PATIENCE, || mark.exists());
+        assert_ne!(client.message("first", "x", "not now").unwrap().status, 200, "the control");
+        let stays = if still_up {
+            Some(up)
+        } else {
+            up.stop();
+            assert_eq!(error_code(&cli(&home, ["--json", "gateway"])), "refused_destroyed", "the control");
+            None
+        };
+        let done = answer(&home, ["restore", copy.to_str().unwrap()]);
+        assert_eq!(done["how"], "rename", "{done}");
+        let aside = Path::new(done["replaced"].as_str().unwrap());
+        assert!(!mark.exists() && aside.join("destroyed.json").exists(), "the mark is kept with what it is about");
+        let up = stays.unwrap_or_else(|| Up::start(&home, |_| {}));
+        let client = Client::new(up.url("gateway"), &home.token());
+        let took = || client.message("first", "2", "goes on").is_ok_and(|answered| answered.status == 200);
+        until("the house goes on", PATIENCE, took);
+        assert!(messages(&home).iter().any(|(_, _, text)| text == "in the copy"));
+        up.stop();
+    }
 }
 
 #[test]

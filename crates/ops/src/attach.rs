@@ -91,6 +91,8 @@ fn make_image(inspected: &Inspected, copy: &Path) -> Result<()> {
         match image::overlay(&main, &log, &mut output) {
             Ok(_) => break,
             Err(ImageError::Changed) if attempt < TRIES => std::thread::sleep(Duration::from_millis(20) * attempt),
+            // A volume that fails says nothing about the database.
+            Err(ImageError::Io(e)) => return Err(Error::io("copy the database to", copy, e)),
             Err(e) => return Err(Error::Damaged { detail: e.to_string() }),
         }
     }

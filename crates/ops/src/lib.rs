@@ -15,6 +15,7 @@ pub mod retired;
 pub mod snapshots;
 pub mod status;
 pub mod verify;
+pub mod who;
 
 pub use check::{Check, Outcome};
 pub use status::{StatusDocument, status};

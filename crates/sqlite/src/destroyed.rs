@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use rustix::fs::{CWD, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
+use crate::admission::begun;
 use crate::error::{Destruction, Error, Reason, Result};
 use crate::family::{Family, Generation, Identity, Member, Status, is_too_long};
 use crate::headers::{Headers, Journal};
@@ -123,8 +124,9 @@ fn lying(family: &Family) -> Result<Option<Mark>> {
 /// Refuses a database that was destroyed, until somebody has removed the mark.
 ///
 /// # Errors
-/// [`Reason::Destroyed`].
+/// [`Reason::Destroyed`]; [`Reason::HalfRestored`] where a restore was ended in the middle.
 pub fn refuse(family: &Family) -> Result<()> {
+    begun::refuse(family)?;
     let Some(mark) = mark(family)? else { return Ok(()) };
     let evidence = match (&mark.evidence, &mark.missing) {
         (Some(place), None) => format!("what was whole is copied to {}", place.display()),

@@ -205,6 +205,8 @@ reasons! {
     WalHeader, "refused_wal_header", "has a damaged header before valid frames; SQLite would ignore what was committed in it", "Copy the family away, then recover the frames from the copy.";
     /// A file was truncated or overwritten while it was in use, and nobody has said since how to go on.
     Destroyed, "refused_destroyed", "was truncated or overwritten while it was in use", "Keep every file as it is. Where a file is named that was put together of what is left, `statehouse restore FILE` puts it in the place of the database. If you put the files in order by other means, remove the file `destroyed.json` from the directory that ends in .statehouse after that.";
+    /// A restore was ended before the new main file was in its place, and the log of the old one is moved aside.
+    HalfRestored, "refused_half_restored", "is without its log, because a restore was ended before it was done", "Run `statehouse restore` with the same source once more. Nothing is lost: what was there is in the directory that the detail names.";
     /// The database is in rollback mode and the operation is for WAL mode.
     RollbackMode, "refused_rollback_mode", "is in rollback mode, which has no log to protect", "Wait until its program switches to WAL mode.";
     /// A transaction was interrupted and is not rolled back yet.

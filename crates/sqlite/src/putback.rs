@@ -19,6 +19,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, RenameFlags};
 use rustix::io::Errno;
 
+use crate::admission::begun;
 use crate::captures::{
     self, IMAGE, LOG, MERGED, SUCCEEDED, TORN, UNREADABLE, complete, directory, main_is_missing, mark,
     private_directory, sync_directory,
@@ -116,9 +117,11 @@ pub(crate) fn rename_new(from: &Path, to: &Path) -> Result<bool> {
     }
 }
 
-/// True if a capture says that its log must be put back before anybody opens the database.
+/// True if a capture says that its log must be put back before anybody opens the database, or a restore has left something to
+/// do.
 pub(crate) fn unsettled(family: &Family) -> bool {
-    complete(&directory(family)).iter().any(|p| p.join(TORN).exists() && !p.join(SUCCEEDED).exists())
+    begun::left(family)
+        || complete(&directory(family)).iter().any(|p| p.join(TORN).exists() && !p.join(SUCCEEDED).exists())
 }
 
 /// Puts the log of the newest capture back at its path if the main file cannot do without it. To be called with the exclusive
@@ -134,6 +137,7 @@ pub(crate) fn log(family: &Family) -> Result<()> {
 /// As [`log`], for one who is about to begin a generation of what lies at the path, and found nothing to refuse there: what was
 /// not put back now never will be. To be called with the exclusive side of the recovery lock.
 pub(crate) fn settle(family: &Family) -> Result<()> {
+    begun::finish(family)?;
     log(family)?;
     for torn in unsucceeded(&directory(family)).into_iter().filter(|p| p.join(TORN).exists()) {
         if !torn.join(IMAGE).exists() {

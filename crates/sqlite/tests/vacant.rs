@@ -37,9 +37,10 @@ fn who_waits_for_the_lock_of_the_old_file_never_meets_the_log_of_the_new_one() {
     until("it waits for the lock", Duration::from_secs(20), || has_open(pid, &path));
     let aside = vacant.aside().unwrap();
     let placed = vacant.place(&new, &aside).unwrap();
+    let left = vacant.leave(placed, &|_| {}).unwrap();
     assert!(!has_open(pid, &aside.join("main.replaced")), "nobody has the old file any more");
     drop(vacant);
-    assert!(placed.left.is_empty(), "{placed:?}");
+    assert!(left.is_empty(), "{left:?}");
     assert_eq!(visitor(&path, "INSERT INTO m VALUES('after'); SELECT group_concat(t) FROM m"), "new,after");
     let (told, _late) = waiting.join().unwrap();
     assert!(told.unwrap_err().contains("locked"), "it had its time");

@@ -1,11 +1,14 @@
-/* Runs a command and kills it, all of it, right before the N-th of its system calls that change something on the disk.
+/* Runs a command and kills it, all of it, right before the N-th of its system calls that change something on the disk; or lets
+ * that call, or that and every later one, fail with EIO and not be made.
  *
- *   killat N REPORT COMMAND ARGUMENTS...
+ *   killat kill|fail|dead N REPORT COMMAND ARGUMENTS...
  *
- * With N = 0 nothing is killed. REPORT gets the number of such calls, and with N > 0 the name of the one that was not made.
+ * With N = 0 nothing is killed and nothing fails. REPORT gets the number of such calls, with N > 0 the name of the one that was
+ * not made, and the file that it was about.
  * Calls are seen by the kernel's own tracing, so it does not matter whether they go through the C library; and a filter in
  * the kernel lets all others pass without a stop. */
 #define _GNU_SOURCE
+#include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -19,6 +22,8 @@
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -72,16 +77,79 @@ static int filter(void)
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &whole);
 }
 
-static void report(const char *path, long seen, const char *name)
+static void report(const char *path, long seen, const char *name, const char *about)
 {
     FILE *file = fopen(path, "w");
-    if (!file || fprintf(file, "%ld %s\n", seen, name) < 0 || fclose(file)) _exit(120);
+    if (!file || fprintf(file, "%ld %s %s\n", seen, name, about) < 0 || fclose(file)) _exit(120);
+}
+
+/* The file that a call is about: what its descriptor leads to, or the path that it names. */
+static void about(pid_t pid, const info_t *info, char *name, size_t room)
+{
+    int at = -1;
+    switch ((long)info->seccomp.nr) {
+    case SYS_openat: case SYS_mkdirat: case SYS_unlinkat: case SYS_renameat2: case SYS_linkat:
+#ifdef SYS_renameat
+    case SYS_renameat:
+#endif
+        at = 1;
+        break;
+#ifdef SYS_rename
+    case SYS_rename: case SYS_unlink: case SYS_rmdir: case SYS_mkdir: case SYS_link: case SYS_open:
+        at = 0;
+        break;
+#endif
+    }
+    name[0] = 0;
+    char where[64];
+    if (at >= 0) {
+        snprintf(where, sizeof where, "/proc/%d/mem", pid);
+        int memory = open(where, O_RDONLY);
+        ssize_t length = memory < 0 ? -1 : pread(memory, name, room - 1, (off_t)info->seccomp.args[at]);
+        if (memory >= 0) close(memory);
+        name[length < 0 ? 0 : length] = 0;
+        name[strcspn(name, "\n")] = 0;
+        return;
+    }
+    snprintf(where, sizeof where, "/proc/%d/fd/%llu", pid, (unsigned long long)info->seccomp.args[0]);
+    ssize_t length = readlink(where, name, room - 1);
+    name[length < 0 ? 0 : length] = 0;
+}
+
+/* The call that the process is about to make is not made, and answers EIO. */
+static int fails(pid_t pid)
+{
+    struct iovec part;
+#if defined(__x86_64__)
+    struct user_regs_struct registers;
+    part = (struct iovec){ .iov_base = &registers, .iov_len = sizeof registers };
+    if (ptrace(PTRACE_GETREGSET, pid, NT_PRSTATUS, &part)) return -1;
+    registers.orig_rax = -1;
+    registers.rax = -EIO;
+    return (int)ptrace(PTRACE_SETREGSET, pid, NT_PRSTATUS, &part);
+#elif defined(__aarch64__)
+    struct user_regs_struct registers;
+    int none = -1;
+    part = (struct iovec){ .iov_base = &none, .iov_len = sizeof none };
+    if (ptrace(PTRACE_SETREGSET, pid, NT_ARM_SYSTEM_CALL, &part)) return -1;
+    part = (struct iovec){ .iov_base = &registers, .iov_len = sizeof registers };
+    if (ptrace(PTRACE_GETREGSET, pid, NT_PRSTATUS, &part)) return -1;
+    registers.regs[0] = -EIO;
+    return (int)ptrace(PTRACE_SETREGSET, pid, NT_PRSTATUS, &part);
+#else
+    (void)pid;
+    (void)part;
+    return -1;
+#endif
 }
 
 int main(int argc, char **argv)
 {
-    if (argc < 4) return 121;
-    long wanted = atol(argv[1]), seen = 0;
+    if (argc < 5) return 121;
+    char how = argv[1][0], file[4096] = "";
+    long wanted = atol(argv[2]), seen = 0;
+    const char *failed = "end";
+    argv++;
     pid_t child = fork();
     if (child < 0) return 122;
     if (child == 0) {
@@ -117,17 +185,29 @@ int main(int argc, char **argv)
             if (info.op != PTRACE_SYSCALL_INFO_SECCOMP) continue;
             const char *name = changes(&info);
             if (!name) continue;
+            char written[4096] = "";
+            about(at, &info, written, sizeof written);
+            /* What goes into a pipe is on no disk. */
+            if ((long)info.seccomp.nr == SYS_write && written[0] != '/') continue;
             seen++;
+            if (wanted && how != 'k' && (seen == wanted || (how == 'd' && seen > wanted))) {
+                if (seen == wanted) {
+                    failed = name;
+                    strcpy(file, written);
+                }
+                if (fails(at)) return 119;
+                continue;
+            }
             if (seen == wanted) {
                 kill(child, SIGKILL);
                 while (waitpid(-1, &status, __WALL) >= 0 || errno == EINTR) {}
-                report(argv[2], seen, name);
+                report(argv[2], seen, name, "");
                 return 137;
             }
         } else if (!event && stop != SIGTRAP && stop != SIGSTOP) {
             sent = stop;
         }
     }
-    report(argv[2], seen, "end");
+    report(argv[2], seen, failed, file);
     return result;
 }

@@ -68,13 +68,13 @@ pub(crate) fn prove(source: &Source, path: &Path, watch: Watch<'_>) -> Result<()
     watch(Progress::Begins { what: "checking", bytes: None });
     let fresh = immutable(path)?;
     whole::require(&fresh, path)?;
-    same(source, &fresh, "")
+    same(source, &fresh, None)
 }
 
 /// Whether a connection sees what the source holds.
-pub(crate) fn same(source: &Source, fresh: &Connection, before: &str) -> Result<()> {
+pub(crate) fn same(source: &Source, fresh: &Connection, before: Option<&str>) -> Result<()> {
     let found = source.rows.differences(&Rows::count(fresh, |_| true)?);
-    if found.is_empty() { Ok(()) } else { Err(Error::Differs { found, before: before.to_owned() }) }
+    if found.is_empty() { Ok(()) } else { Err(Error::Differs { found, before: before.map(str::to_owned) }) }
 }
 
 /// Gives the new file the owner and the mode that the one before it had. What is ours is private.

@@ -1,10 +1,11 @@
 //! Why a database was not restored.
 
 use std::path::PathBuf;
+use std::time::Instant;
 
-use statehouse_sqlite::{Error as DatabaseError, Reason};
+use statehouse_sqlite::{Error as DatabaseError, Family, Reason};
 
-use crate::{maintenance, snapshots};
+use crate::{maintenance, snapshots, who};
 
 /// The result of everything about restoring.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -69,8 +70,8 @@ pub enum Error {
     Differs {
         /// What is different.
         found: String,
-        /// Where the state before it is kept.
-        before: String,
+        /// Where the state before it is kept, if there was one.
+        before: Option<String>,
     },
 }
 
@@ -113,7 +114,8 @@ impl Error {
             Error::SourceDamaged { found, .. }
             | Error::SourceUnfit { found, .. }
             | Error::OtherProgram { found, .. } => found.clone(),
-            Error::Differs { found, before } => format!("{found}; the state before it is in {before}"),
+            Error::Differs { found, before: Some(before) } => format!("{found}; the state before it is in {before}"),
+            Error::Differs { found, before: None } => found.clone(),
             Error::SameFile { .. } | Error::Exists { .. } => String::new(),
         }
     }
@@ -138,6 +140,16 @@ impl Error {
             Error::Differs { .. } => {
                 "Nothing of the state before it is lost: restore that state, or the source once more."
             }
+        }
+    }
+}
+
+impl Error {
+    /// Says of a lock of `family` that was waited for in vain who holds it.
+    pub(crate) fn naming(self, family: &Family, begun: Instant) -> Error {
+        match self {
+            Error::Work(maintenance::Error::Database(e)) => who::named(e, family, begun).into(),
+            e => e,
         }
     }
 }

@@ -4,7 +4,6 @@
 //! unpacked, and main file and log of a capture that has them apart are put together, in a private directory that goes again.
 
 use std::ffi::OsStr;
-use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
 use statehouse_sqlite::capture::{self, Capture};
@@ -52,9 +51,16 @@ impl Found {
             }
         }
         let path = std::path::absolute(Path::new(asked)).unwrap_or_else(|_| asked.into());
+        // A link to a directory is one; a link to a file is refused where files are looked at.
         match std::fs::symlink_metadata(&path) {
-            Ok(found) if !found.is_dir() && !found.file_type().is_fifo() => Ok(Found::File(path)),
-            _ => {
+            _ if path.is_dir() => of_directory(path),
+            Ok(found) if found.file_type().is_file() || found.file_type().is_symlink() => Ok(Found::File(path)),
+            Ok(_) => Err(Error::SourceUnfit {
+                path,
+                found: "it is not a file".to_owned(),
+                hint: "Nothing was changed. Name a database file, or the id of a snapshot or of a capture.",
+            }),
+            Err(_) => {
                 let looked = match family {
                     Some(family) => {
                         format!("looked at {} and in {}", path.display(), family.side_directory().display())
@@ -118,6 +124,38 @@ impl Found {
         }
     }
 }
+
+/// What a directory stands for: a capture, as its id would. Of any other it is said what in it can be named.
+fn of_directory(path: PathBuf) -> Result<Found> {
+    let has = |name: &str| path.join(name).is_file();
+    // Any directory with a database in it looks like a copy that somebody has made by hand; only what calls itself one is one.
+    let says_so =
+        has("manifest.json") || path.file_name().is_some_and(|n| n.to_string_lossy().contains(".retired-wal-"));
+    if let Some(capture) = if says_so { capture::at(&path)? } else { None } {
+        return Ok(Found::Capture(Box::new(capture)));
+    }
+    let (found, hint) = match () {
+        () if has(REBUILT) => (
+            format!("it is a directory with what was kept of a destroyed database, {REBUILT} among it"),
+            "Nothing was changed. Name the file `rebuilt.captured` in it, which was put together of what was left.",
+        ),
+        () if has(REPLACED) => (
+            format!("it is a directory with what another restore has replaced, {REPLACED} among it"),
+            "Nothing was changed. Name the file `main.replaced` in it; `statehouse retired show` with that file says what only it has.",
+        ),
+        () => (
+            "it is a directory and no capture".to_owned(),
+            "Nothing was changed. Name a database file, or the id of a snapshot or of a capture: `statehouse snapshots` and `statehouse \
+             retired list` show what there is.",
+        ),
+    };
+    Err(Error::SourceUnfit { path, found, hint })
+}
+
+/// What was put together of a database that was destroyed.
+const REBUILT: &str = "rebuilt.captured";
+/// The old main file where a restore has moved it.
+const REPLACED: &str = "main.replaced";
 
 /// A private directory with room for a file of `bytes` bytes.
 fn place(scratch: &Path, bytes: u64) -> Result<Scratch> {

@@ -5,14 +5,16 @@ use std::time::{Duration, Instant};
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, OpenFlags};
 use statehouse_sqlite::admission::Admission;
+use statehouse_sqlite::holders::Holder;
 use statehouse_sqlite::{Error as DatabaseError, Family, holders, uri};
 
 use super::error::{Error, Result};
 use super::source::Source;
-use super::{Asked, Before, How, Restored, compare, copy, lossy, refuse_stranger, rename};
+use super::{Asked, Before, How, Restored, compare, copy, held, lossy, refuse_stranger, rename};
 use crate::maintenance::checkpoint;
 use crate::maintenance::whole;
 use crate::progress::Progress;
+use crate::who;
 
 /// The pause before another try when somebody has the lock.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -61,6 +63,9 @@ fn replace(admission: &Admission, asked: &Asked<'_>, source: &Source) -> Result<
         refuse_stranger(asked, source, &tables)?;
         let before = super::before(admission, asked)?;
         (asked.before)(&tables);
+        for holder in &held_by {
+            (asked.wanted.tell)(&held::goes_on(holder));
+        }
         (asked.watch)(Progress::Begins { what: "restoring", bytes: Some(source.bytes()) });
         while step(&backup, copy::STEP, patience)? != StepResult::Done {
             copy::tell(&backup, source.header.page_size, asked.watch);
@@ -68,13 +73,10 @@ fn replace(admission: &Admission, asked: &Asked<'_>, source: &Source) -> Result<
         (before, tables)
     };
     drop(reader);
-    empty_the_log(&to, admission.is_alone());
-    drop(to);
     let mut notes = source.notes.clone();
+    notes.extend(empty_the_log(&to, admission.is_alone()));
+    drop(to);
     prove(family, asked, source, &before, held_by.is_empty(), &mut notes)?;
-    if !held_by.is_empty() {
-        notes.push("programs that have it open see the new content with their next statement".to_owned());
-    }
     Ok(Restored {
         source: source.found.name(),
         kind: source.found.kind(),
@@ -82,7 +84,8 @@ fn replace(admission: &Admission, asked: &Asked<'_>, source: &Source) -> Result<
         how: How::Live,
         before: Some(before),
         tables,
-        held_by,
+        next: held::restart(&held_by),
+        held_by: held_by.iter().map(who::name).collect(),
         replaced: None,
         verified: true,
         notes,
@@ -118,9 +121,10 @@ fn reader(family: &Family, patience: Duration) -> Result<Connection> {
 }
 
 /// The content is safe in the log; the main file gets it as soon as that disturbs nobody.
-fn empty_the_log(connection: &Connection, alone: bool) {
+fn empty_the_log(connection: &Connection, alone: bool) -> Option<String> {
     let sql = if alone { "PRAGMA wal_checkpoint(TRUNCATE)" } else { "PRAGMA wal_checkpoint(PASSIVE)" };
-    let _ = connection.query_row(sql, [], |_| Ok(()));
+    let failed = connection.query_row(sql, [], |_| Ok(())).err()?;
+    Some(format!("the new content is safe in the log, and could not be copied into the main file: {failed}"))
 }
 
 /// Compares a fresh look at the database with the source. Others may have written since, and then there is more than that.
@@ -136,7 +140,7 @@ fn prove(
     let fresh = reader(family, asked.wanted.patience)?;
     whole::require(&fresh, &family.main())?;
     for n in 0..TRIES {
-        match copy::same(source, &fresh, &before.path) {
+        match copy::same(source, &fresh, before.path.as_deref()) {
             Err(Error::Differs { found, .. }) if !alone => {
                 if n + 1 == TRIES {
                     notes.push(format!("others have written since, so it holds more than the source by now: {found}"));
@@ -150,13 +154,9 @@ fn prove(
     Ok(())
 }
 
-/// Who goes on using it, as a person would name them.
-fn others(family: &Family) -> Result<Vec<String>> {
+/// Who goes on using it.
+fn others(family: &Family) -> Result<Vec<Holder>> {
     let report = holders::scan(family)?;
-    let uses = |h: &&holders::Holder| !h.is_self && !h.parked && !h.files.is_empty() && h.role.is_none();
-    let name = |h: &holders::Holder| {
-        let what = h.command.first().cloned().unwrap_or_else(|| "?".to_owned());
-        h.pid.map_or_else(|| what.clone(), |pid| format!("PID {pid} ({what})"))
-    };
-    Ok(report.holders.iter().filter(uses).map(name).collect())
+    let uses = |h: &&Holder| !h.is_self && !h.parked && !h.files.is_empty() && h.role.is_none();
+    Ok(report.holders.into_iter().filter(|h| uses(&h)).collect())
 }

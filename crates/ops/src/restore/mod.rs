@@ -19,6 +19,7 @@ pub(crate) mod compare;
 pub(crate) mod copy;
 mod error;
 mod found;
+mod held;
 mod live;
 mod plan;
 mod present;
@@ -47,6 +48,7 @@ use source::Source;
 
 pub use compare::{Table, Tables};
 pub use error::{Error, Result};
+pub use held::Next;
 pub use plan::{Planned, plan};
 pub use to::to;
 
@@ -85,8 +87,8 @@ pub enum How {
 pub struct Before {
     /// The snapshot; `null` where there could be none.
     pub id: Option<String>,
-    /// Its file, or the directory in which the files lie that were there.
-    pub path: String,
+    /// Its file, or the directory in which the files lie that were there; `null` where nothing was there.
+    pub path: Option<String>,
     /// Why there is no snapshot.
     pub reason: Option<String>,
 }
@@ -108,6 +110,8 @@ pub struct Restored {
     pub tables: Tables,
     /// Programs that have it open, and see the new content with their next statement.
     pub held_by: Vec<String>,
+    /// What to type now about programs that use it, or may use the old files; empty where there is nothing to do.
+    pub next: Vec<Next>,
     /// The directory with the files that were replaced, if files were.
     pub replaced: Option<String>,
     /// True: it was opened anew, and holds what the source holds.
@@ -127,35 +131,45 @@ pub struct Restored {
 pub fn run(asked: &Asked<'_>) -> Result<Restored> {
     let begun = Instant::now();
     let family = Family::of(asked.path)?;
-    let mut present = Present::of(&family)?;
-    let found = Found::of(asked.source, Some(&family))?;
-    refuse_itself(&found, &family)?;
+    let mut done = in_place(asked, &family).map_err(|e| e.naming(&family, begun))?;
+    done.ms = ms(begun);
+    if let Err(e) = report(&family, &done) {
+        done.notes.push(format!("that this was done could not be written down among the incidents: {e}"));
+    }
+    Ok(done)
+}
+
+fn in_place(asked: &Asked<'_>, family: &Family) -> Result<Restored> {
+    let mut present = Present::of(family)?;
+    let found = Found::of(asked.source, Some(family))?;
+    refuse_itself(&found, family)?;
     present.refuse_first(&asked.wanted, None)?;
     // The image of a capture that is taken over is gone after that; and where it is what is restored, its rows are there anyhow.
     let is_capture = matches!(found, Found::Capture(..));
-    if !is_capture && present.ours() && take_over(&family, asked.wanted.patience)? {
-        present = Present::of(&family)?;
+    if !is_capture && present.ours() && take_over(family, asked.wanted.patience)? {
+        present = Present::of(family)?;
     }
     // What is put together of a destroyed database may be what is restored, and nobody adds to it after this.
-    admission::settled(&family, asked.wanted.patience)?;
+    admission::settled(family, asked.wanted.patience)?;
     let source = Source::verified(found, asked.scratch, asked.wanted.patience, asked.watch)?;
     permitted(asked, source.fits(present.header(), None, asked.ours || present.ours()))?;
     present.refuse_first(&asked.wanted, Some(&source))?;
     present.room(&source)?;
-    let mut done = put(asked, &family, &present, &source)?;
-    done.ms = ms(begun);
-    report(&family, &done);
-    Ok(done)
+    put(asked, family, &present, &source)
 }
 
 fn put(asked: &Asked<'_>, family: &Family, present: &Present, source: &Source) -> Result<Restored> {
     let wanted = &asked.wanted;
     let live = present.can_be_live(source);
+    let in_the_way = |e: Error| held::explained(e, wanted.force);
     let why = match present {
         Present::Beyond { why, .. } => why.clone(),
         Present::Readable(_) => {
-            let admission =
-                if live { Admission::obtain_beside(family, wanted) } else { Admission::obtain(family, wanted) };
+            let admission = if live {
+                Admission::obtain_beside(family, wanted)
+            } else {
+                Admission::obtain_to_replace(family, wanted)
+            };
             match admission {
                 Ok(admission) => {
                     let done = match live {
@@ -164,24 +178,28 @@ fn put(asked: &Asked<'_>, family: &Family, present: &Present, source: &Source) -
                     };
                     match done {
                         Ok(live::Outcome::Done(done)) => return Ok(*done),
-                        Ok(live::Outcome::Kept(kept)) => return rename::readable(admission, asked, source, kept),
+                        Ok(live::Outcome::Kept(kept)) => {
+                            return rename::readable(admission, asked, source, kept).map_err(in_the_way);
+                        }
                         Err(Error::Work(maintenance::Error::Unsound { found, .. })) => {
-                            let vacant = admission.vacate(wanted)?;
-                            return rename::beyond(vacant, asked, source, &format!("it is damaged: {found}"));
+                            let vacant = admission.vacate(wanted).map_err(|e| in_the_way(e.into()))?;
+                            return rename::unsound(vacant, asked, source, &format!("it is damaged: {found}"));
                         }
                         Err(e) => return Err(e),
                     }
                 }
                 Err(e) if e.reason() == Some(Reason::HotJournal) => {
-                    let vacant = Vacant::obtain(family, wanted)?;
+                    let vacant = Vacant::obtain(family, wanted).map_err(|e| in_the_way(e.into()))?;
                     return rename::interrupted(vacant, asked, source);
                 }
                 Err(DatabaseError::Damaged { detail }) => format!("it is damaged: {detail}"),
-                Err(e) => return Err(e.into()),
+                Err(e) if live => return Err(e.into()),
+                Err(e) => return Err(in_the_way(e.into())),
             }
         }
     };
-    rename::beyond(Vacant::obtain(family, wanted)?, asked, source, &why)
+    let vacant = Vacant::obtain(family, wanted).map_err(|e| in_the_way(e.into()))?;
+    rename::beyond(vacant, asked, source, &why)
 }
 
 /// Lets a store of ours take over the rows that only captures have, as its next opener would: else that would bring them, and
@@ -222,12 +240,13 @@ fn refuse_itself(found: &Found, family: &Family) -> Result<()> {
 }
 
 /// It is known beside the database that this happened. Without room for that it has happened all the same.
-fn report(family: &Family, done: &Restored) {
+fn report(family: &Family, done: &Restored) -> Result<(), DatabaseError> {
     let before = done.before.as_ref();
     let lost: i64 = done.tables.values().filter_map(|t| t.only_here).sum();
-    let kept = before.map(|b| match &b.id {
-        Some(id) => format!("the state before it is the snapshot {id}"),
-        None => format!("the files before it are in {}", b.path),
+    let kept = before.and_then(|b| match (&b.id, &b.path) {
+        (Some(id), _) => Some(format!("the state before it is the snapshot {id}")),
+        (None, Some(path)) => Some(format!("the files before it are in {path}")),
+        (None, None) => None,
     });
     let next = before
         .and_then(|b| b.id.as_ref())
@@ -240,7 +259,8 @@ fn report(family: &Family, done: &Restored) {
         evidence: kept.into_iter().collect(),
         done: match done.how {
             How::Live => "as one transaction; no file was replaced".to_owned(),
-            _ => "as another main file; the old files were moved aside".to_owned(),
+            _ if done.replaced.is_some() => "as another main file; the old files were moved aside".to_owned(),
+            _ => "as a new main file, for there was none".to_owned(),
         },
         lost: (lost > 0).then(|| {
             let (n, rows) = (lost.unsigned_abs(), words::count(lost.unsigned_abs(), "row"));
@@ -254,7 +274,7 @@ fn report(family: &Family, done: &Restored) {
         outcome: Outcome::Kept,
         open: false,
     };
-    let _ = incidents::report(family, report);
+    incidents::report(family, report).map(drop)
 }
 
 /// Takes a snapshot of what is replaced.
@@ -264,7 +284,7 @@ fn report(family: &Family, done: &Restored) {
 fn before(admission: &Admission, asked: &Asked<'_>) -> Result<Before> {
     let wish = Wish { patience: asked.wanted.patience, ..Wish::because("before-restore") };
     match snapshots::take_admitted(admission, &wish, asked.watch) {
-        Ok(taken) => Ok(Before { id: Some(taken.id), path: lossy(&taken.path), reason: None }),
+        Ok(taken) => Ok(Before { id: Some(taken.id), path: Some(lossy(&taken.path)), reason: None }),
         Err(snapshots::Error::Unverified { database, found, .. }) => {
             Err(maintenance::Error::Unsound { path: database, found }.into())
         }
@@ -282,6 +302,8 @@ fn lossy(path: &Path) -> String {
 fn staging(inspected: &statehouse_sqlite::secure::Inspected) -> Result<PathBuf> {
     use std::os::fd::AsFd as _;
     let side = statehouse_sqlite::side::create(inspected)?;
+    // One that was ended after the exchange has left the old main file there.
+    admission::finish(inspected.family())?;
     let path = inspected.family().side_directory().join("restoring");
     let _ = std::fs::remove_dir_all(&path);
     statehouse_sqlite::side::subdirectory(inspected, side.as_fd(), "restoring", &path)?;

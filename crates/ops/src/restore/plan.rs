@@ -8,7 +8,7 @@ use super::error::{Error, Result};
 use super::found::Found;
 use super::present::{Present, Room};
 use super::source::Source;
-use super::{Asked, How, Tables, compare, lossy, permitted, refuse_itself, refuse_stranger};
+use super::{Asked, How, Next, Tables, compare, held, lossy, permitted, refuse_itself, refuse_stranger};
 use crate::attach;
 
 /// The answer of a dry run.
@@ -32,6 +32,8 @@ pub struct Planned {
     pub room: Option<Room>,
     /// The holders that were found, as `holders` shows them.
     pub holders: Vec<Holder>,
+    /// What it would leave to be typed about programs that use it.
+    pub next: Vec<Next>,
     /// What should be known about it.
     pub notes: Vec<String>,
     /// What would refuse it now; the caller fills in its own shape of an error.
@@ -51,14 +53,17 @@ pub fn plan(asked: &Asked<'_>) -> Result<Planned> {
     let source = Source::verified(found, asked.scratch, asked.wanted.patience, asked.watch)?;
     let live = present.can_be_live(&source);
     let forecast = present.forecast(live)?;
-    let held = attach::may_join(&forecast.report);
+    let joins = attach::may_join(&forecast.report);
     let mut notes = source.notes.clone();
     let tables = match &present {
         Present::Beyond { why, .. } => {
-            notes.push(format!("what is there cannot be read, and is kept as it is: {why}"));
+            notes.push(match present.is_nothing() {
+                true => format!("nothing is there that would be replaced: {why}"),
+                false => format!("what is there cannot be read, and is kept as it is: {why}"),
+            });
             compare::compare(None, source.uri())?
         }
-        Present::Readable(look) => match attach::read(&look.inspected, held, asked.scratch, asked.wanted.patience) {
+        Present::Readable(look) => match attach::read(&look.inspected, joins, asked.scratch, asked.wanted.patience) {
             Ok(here) => compare::compare(Some(here.uri()), source.uri()).or_else(|e| {
                 notes.push(format!("what is there cannot be compared: {e}"));
                 compare::compare(None, source.uri())
@@ -78,7 +83,18 @@ pub fn plan(asked: &Asked<'_>) -> Result<Planned> {
         Err(e) => (None, Some(e)),
     };
     let unknown = |e: &DatabaseError| e.reason() == Some(Reason::HeldUnknown) && asked.wanted.force;
-    let held = forecast.refused.filter(|e| !unknown(e)).map(Error::from);
+    let overridden = forecast.refused.as_ref().is_some_and(unknown);
+    let refused = forecast.refused.filter(|e| !unknown(e)).map(Error::from);
+    let held = refused.map(|e| if live { e } else { held::explained(e, asked.wanted.force) });
+    let next = match (live, overridden) {
+        (true, _) if held.is_none() => {
+            let others =
+                forecast.report.holders.iter().filter(|h| !h.is_self && h.role.is_none() && !h.files.is_empty());
+            held::restart(&others.cloned().collect::<Vec<_>>())
+        }
+        (false, true) => held::unseen(&family),
+        _ => Vec::new(),
+    };
     let how = if live { How::Live } else { How::Rename };
     let place = family.main();
     let would = match how {
@@ -95,6 +111,7 @@ pub fn plan(asked: &Asked<'_>) -> Result<Planned> {
         tables,
         room,
         holders: forecast.report.holders,
+        next,
         notes,
         refused: unfit.or(held).or(crowded),
     })

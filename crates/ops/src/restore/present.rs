@@ -55,6 +55,11 @@ impl Present {
         self.inspected().family()
     }
 
+    /// True if there is no file at all.
+    pub(crate) fn is_nothing(&self) -> bool {
+        Member::ALL.into_iter().all(|m| self.inspected().get(m).is_none())
+    }
+
     /// The header, where there is one that holds.
     pub(crate) fn header(&self) -> Option<&MainHeader> {
         match self {
@@ -175,5 +180,6 @@ fn is_remedied(reason: Reason) -> bool {
             | Reason::NotDatabase
             | Reason::WalHeader
             | Reason::Destroyed
+            | Reason::HalfRestored
     )
 }

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use statehouse_sqlite::admission::{Admission, Placed, Vacant};
+use statehouse_sqlite::admission::{Admission, Vacant};
 use statehouse_sqlite::headers::Journal;
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
-use statehouse_sqlite::{Member, immutable, uri};
+use statehouse_sqlite::{Member, Status, immutable, uri};
 
 use super::error::Result;
+use super::held;
 use super::live::Outcome;
 use super::source::Source;
 use super::{Asked, Before, How, Restored, Tables, compare, copy, lossy, refuse_stranger, staging};
@@ -37,7 +38,8 @@ pub(super) fn keep(admission: &Admission, asked: &Asked<'_>, source: &Source) ->
     let inspected = secure::inspect(family, Purpose::Own)?;
     let before = super::before(admission, asked)?;
     // The snapshot is what is there, and can be read by a second connection in whatever mode that is.
-    let tables = compare::compare(Some(&uri(Path::new(&before.path), "immutable=1")), source.uri())?;
+    let tables =
+        compare::compare(before.path.as_deref().map(|p| uri(Path::new(p), "immutable=1")).as_deref(), source.uri())?;
     refuse_stranger(asked, source, &tables)?;
     let mode: String = connection.pragma_query_value(None, "journal_mode", |r| r.get(0))?;
     let new = stage(&inspected, asked, source, mode == "wal")?;
@@ -47,10 +49,10 @@ pub(super) fn keep(admission: &Admission, asked: &Asked<'_>, source: &Source) ->
 /// Puts the new file in the place of a database that can be read.
 pub(super) fn readable(admission: Admission, asked: &Asked<'_>, source: &Source, kept: Kept) -> Result<Restored> {
     // From here on the main file alone is the whole database.
-    checkpoint::empty_the_log(&admission, &|_| {})?;
-    let vacant = admission.vacate(&asked.wanted)?;
+    checkpoint::empty_the_log(&admission, &|_| {}).inspect_err(|_| clear(&kept.new))?;
+    let vacant = admission.vacate(&asked.wanted).inspect_err(|_| clear(&kept.new))?;
     (asked.before)(&kept.tables);
-    place(&vacant, source, kept)
+    place(&vacant, asked, source, kept)
 }
 
 /// Puts the new file in the place of what cannot be read. What lies there is kept as it is.
@@ -58,8 +60,25 @@ pub(super) fn beyond(vacant: Vacant, asked: &Asked<'_>, source: &Source, why: &s
     let new = stage(vacant.inspected(), asked, source, wal(&vacant, asked, source))?;
     let tables = compare::compare(None, source.uri())?;
     (asked.before)(&tables);
-    let before = Before { id: None, path: String::new(), reason: Some(why.to_owned()) };
-    place(&vacant, source, Kept { before, tables, new, aside: None })
+    let before = Before { id: None, path: None, reason: Some(why.to_owned()) };
+    place(&vacant, asked, source, Kept { before, tables, new, aside: None })
+}
+
+/// As [`beyond`] for a database that SQLite opens and that is damaged. Its log has a part of it: all files are copied, then
+/// that log is emptied into the main file, which alone is the damaged database from then on, whoever opens it.
+pub(super) fn unsound(vacant: Vacant, asked: &Asked<'_>, source: &Source, why: &str) -> Result<Restored> {
+    if vacant.inspected().get(Member::Wal).is_none_or(|log| log.status.size == 0) {
+        return beyond(vacant, asked, source, why);
+    }
+    let copies = vacant.aside()?;
+    vacant.copy_members(&copies)?;
+    let vacant = vacant.let_sqlite_recover(&asked.wanted)?;
+    let new = stage(vacant.inspected(), asked, source, wal(&vacant, asked, source))?;
+    let tables = compare::compare(None, source.uri())?;
+    (asked.before)(&tables);
+    let why = format!("{why}; the files as they were are copied there, and its log was copied into its main file");
+    let before = Before { id: None, path: None, reason: Some(why) };
+    place(&vacant, asked, source, Kept { before, tables, new, aside: Some(copies) })
 }
 
 /// As [`beyond`] beside the journal of an interrupted transaction. All files are copied, then SQLite rolls the transaction
@@ -76,8 +95,8 @@ pub(super) fn interrupted(vacant: Vacant, asked: &Asked<'_>, source: &Source) ->
     let tables = compare::compare(Some(&uri(&vacant.inspected().family().main(), "immutable=1")), source.uri())?;
     refuse_stranger(asked, source, &tables)?;
     (asked.before)(&tables);
-    let before = Before { id: None, path: String::new(), reason: Some(why) };
-    place(&vacant, source, Kept { before, tables, new, aside: Some(copies) })
+    let before = Before { id: None, path: None, reason: Some(why) };
+    place(&vacant, asked, source, Kept { before, tables, new, aside: Some(copies) })
 }
 
 /// Whether what belongs there has a log.
@@ -106,24 +125,35 @@ fn clear(new: &Path) {
     }
 }
 
-fn place(vacant: &Vacant, source: &Source, kept: Kept) -> Result<Restored> {
+fn place(vacant: &Vacant, asked: &Asked<'_>, source: &Source, kept: Kept) -> Result<Restored> {
     let Kept { mut before, tables, new, aside } = kept;
     let family = vacant.inspected().family();
     let aside = aside.map_or_else(|| vacant.aside(), Ok)?;
-    if before.id.is_none() {
-        before.path = lossy(&aside);
+    if !vacant.overridden().is_empty() {
+        (asked.wanted.tell)(held::UNSEEN);
     }
-    let placed = vacant.place(&new, &aside);
+    let identity = || Status::of(&new).ok().flatten().map(|s| s.identity);
+    let made = identity();
+    let placed = match vacant.place(&new, &aside) {
+        // What failed after the exchange has left the old main file there, and whoever comes next moves it to the others.
+        Err(e) if identity() != made => return Err(e.into()),
+        placed => placed,
+    };
     clear(&new);
-    let Placed { aside, left, .. } = placed?;
+    // It goes if nothing was there that could be kept in it.
+    let replaced = std::fs::remove_dir(&aside).is_err().then(|| lossy(&aside));
+    let placed = placed?;
+    if before.id.is_none() {
+        before.path = replaced.clone();
+    }
     let fresh = immutable(&family.main())?;
     whole::require(&fresh, &family.main())?;
-    copy::same(source, &fresh, &before.path)?;
-    let mut notes = source.notes.clone();
-    if !left.is_empty() {
-        notes
-            .push(format!("still waiting for the replaced main file, end them before they write: {}", left.join("; ")));
-    }
+    copy::same(source, &fresh, before.path.as_deref())?;
+    drop(fresh);
+    let left = vacant.leave(placed, asked.wanted.tell)?;
+    let unseen = !vacant.overridden().is_empty();
+    let mut next = if unseen { held::unseen(family) } else { Vec::new() };
+    next.extend(held::late(&left));
     Ok(Restored {
         source: source.found.name(),
         kind: source.found.kind(),
@@ -132,9 +162,10 @@ fn place(vacant: &Vacant, source: &Source, kept: Kept) -> Result<Restored> {
         before: Some(before),
         tables,
         held_by: Vec::new(),
-        replaced: Some(lossy(&aside)),
+        replaced,
         verified: true,
-        notes,
+        next,
+        notes: source.notes.clone(),
         overridden: vacant.overridden().to_vec(),
         ms: 0.0,
     })

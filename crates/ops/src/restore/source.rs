@@ -4,12 +4,13 @@
 //! be an older state; in a transaction that lasts until it was copied, so that what was verified is what is put in place.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 use statehouse_sessions::sqlite::{APPLICATION_ID, SessionsSchema};
 use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
 use statehouse_sqlite::secure::{self, Purpose};
+use statehouse_sqlite::shell::word;
 use statehouse_sqlite::words;
 use statehouse_sqlite::{Error as DatabaseError, Family, Member, Reason, Schema as _, holders};
 
@@ -59,11 +60,23 @@ impl Source {
     /// # Errors
     /// What makes it unfit, with nothing changed.
     pub(crate) fn verified(found: Found, scratch: &Path, patience: Duration, watch: Watch<'_>) -> Result<Source> {
+        let begun = Instant::now();
         let ready = found.ready(scratch, watch)?;
         let family = Family::to_look_at(&ready.path)?;
+        Source::read(found, ready, &family, scratch, patience, watch).map_err(|e| e.naming(&family, begun))
+    }
+
+    fn read(
+        found: Found,
+        ready: Ready,
+        family: &Family,
+        scratch: &Path,
+        patience: Duration,
+        watch: Watch<'_>,
+    ) -> Result<Source> {
         // What is told of a file that was made for this would name a directory that is gone by then.
         let path = found.path().to_owned();
-        let inspected = secure::inspect(&family, Purpose::Look)?;
+        let inspected = secure::inspect(family, Purpose::Look)?;
         inspected.require_main()?;
         let hot = |m| inspected.get(m).is_some_and(|s| s.status.size > 0);
         if hot(Member::Journal) {
@@ -75,7 +88,7 @@ impl Source {
         let Headers::Database { header, .. } = headers::check(&inspected)? else {
             return Err(DatabaseError::refused(Reason::NotDatabase, path, "its header cannot be read").into());
         };
-        let report = holders::scan(&family)?;
+        let report = holders::scan(family)?;
         if let Some(naked) = report.holders.iter().find(|h| h.naked && !h.fenced) {
             // Opening it could cut the shared index off under that process.
             let pid = naked.pid.map_or_else(|| "a process".to_owned(), |pid| format!("PID {pid}"));
@@ -131,6 +144,13 @@ impl Source {
     }
 
     fn judge(&mut self, path: &Path, through_log: bool) -> Result<()> {
+        if let Found::Capture(capture) = &self.found {
+            self.notes.push(format!(
+                "the source is a capture, and all of it takes the place of what is there; to see and to bring back only the rows \
+                 that the database lacks: `statehouse retired show {id}` and `statehouse retired merge {id}` with its path",
+                id = word(&capture.id)
+            ));
+        }
         if through_log {
             self.notes.push("the source was read through its log, which holds its newest rows".to_owned());
         }

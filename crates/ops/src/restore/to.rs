@@ -43,7 +43,7 @@ pub fn to(asked: &Asked<'_>, to: &Path) -> Result<Restored> {
     }
     let fresh = immutable(&new.main())?;
     whole::require(&fresh, &new.main())?;
-    copy::same(&source, &fresh, &source.found.name())?;
+    copy::same(&source, &fresh, None)?;
     Ok(Restored {
         source: source.found.name(),
         kind: source.found.kind(),
@@ -53,6 +53,7 @@ pub fn to(asked: &Asked<'_>, to: &Path) -> Result<Restored> {
         tables: compare::compare(None, source.uri())?,
         held_by: Vec::new(),
         replaced: None,
+        next: Vec::new(),
         verified: true,
         notes: source.notes.clone(),
         overridden: Vec::new(),

@@ -16,6 +16,7 @@ use super::work::{Source, Work};
 use crate::attach;
 use crate::maintenance;
 use crate::progress::Watch;
+use crate::who;
 
 /// How often copying plain files is begun anew because somebody changed them.
 const TRIES: u32 = 5;
@@ -29,6 +30,11 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// A refusal with nothing written; or what went wrong, which is recorded. The earlier snapshots are there in any case.
 pub fn take(path: &Path, wish: &Wish, watch: Watch<'_>) -> Result<Snapshot> {
     let begun = Instant::now();
+    let family = Family::of(path)?;
+    took(path, wish, watch, begun).map_err(|e| who_holds(e, &family, begun))
+}
+
+fn took(path: &Path, wish: &Wish, watch: Watch<'_>, begun: Instant) -> Result<Snapshot> {
     for attempt in 1.. {
         let look = maintenance::look(path)?;
         let family = look.family();
@@ -79,31 +85,23 @@ pub fn take_admitted(admission: &Admission, wish: &Wish, watch: Watch<'_>) -> Re
 
 /// SQLite says neither how long it waited nor for whom.
 pub(super) fn who_holds(e: Error, family: &Family, since: Instant) -> Error {
-    if !e.is_busy() {
-        return e;
+    match e {
+        Error::Work(maintenance::Error::Database(e)) => who::named(e, family, since).into(),
+        e => e,
     }
-    let others = holders::scan(family).map(|r| r.holders).unwrap_or_default();
-    let names: Vec<String> =
-        others.iter().filter(|h| !h.is_self).map(|h| format!("{}; to stop it: {}", name(h), h.stop)).collect();
-    let holder = (!names.is_empty()).then(|| names.join("; "));
-    DatabaseError::Busy { waited: since.elapsed(), holder }.into()
 }
 
 fn is_moved(e: &Error) -> bool {
     matches!(e, Error::Work(maintenance::Error::Database(e)) if e.reason() == Some(Reason::Changed))
 }
 
-fn name(h: &Holder) -> String {
-    h.pid.map_or_else(|| "a process that is not visible here".to_owned(), |pid| format!("PID {pid}"))
-}
-
 fn dangerous(family: &Family, reason: Reason, h: &Holder) -> Error {
-    DatabaseError::refused(reason, family.main(), format!("{}; to stop it: {}", name(h), h.stop)).into()
+    DatabaseError::refused(reason, family.main(), format!("{}; to stop it: {}", who::name(h), h.stop)).into()
 }
 
 fn beside(ghost: &Holder) -> String {
     format!(
         "{} writes into deleted or replaced files; what it has there is not in this snapshot: capture it first, with `statehouse retired capture`",
-        name(ghost)
+        who::name(ghost)
     )
 }

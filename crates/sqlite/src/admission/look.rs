@@ -40,7 +40,7 @@ pub fn forecast(family: &Family) -> Result<Forecast> {
 /// # Errors
 /// As [`forecast`].
 pub fn forecast_drained(family: &Family, strangers: bool) -> Result<Forecast> {
-    forecast_with(family, Ours::WillPark, Allowed { force: false, strangers })
+    forecast_with(family, Ours::WillPark, Allowed { strangers, ..Allowed::default() })
 }
 
 fn forecast_with(family: &Family, ours: Ours, allowed: Allowed) -> Result<Forecast> {
@@ -52,10 +52,19 @@ fn forecast_with(family: &Family, ours: Ours, allowed: Allowed) -> Result<Foreca
 /// Beside whom the work goes on.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Allowed {
-    /// Beside holders of whatever kind, and beside what could not be found out.
-    pub(super) force: bool,
+    /// Beside holders of whatever kind.
+    pub(super) holders: bool,
+    /// Beside what could not be found out.
+    pub(super) unknown: bool,
     /// Beside programs that are not ours.
     pub(super) strangers: bool,
+}
+
+impl Allowed {
+    /// What force, if it is wanted, allows to work that leaves everybody in the same files.
+    pub(super) fn by(wanted: &Wanted<'_>) -> Allowed {
+        Allowed { holders: wanted.force, unknown: wanted.force, strangers: false }
+    }
 }
 
 /// Answers what [`Admission::obtain`](super::Admission::obtain) would be refused for at its first look, with what is wanted. Touches nothing.
@@ -63,7 +72,7 @@ pub(super) struct Allowed {
 /// # Errors
 /// As [`Admission::obtain`](super::Admission::obtain).
 pub fn refuse_first(family: &Family, wanted: &Wanted<'_>) -> Result<()> {
-    look_first(family, wanted, Allowed { force: wanted.force, strangers: false }).map(drop)
+    look_first(family, wanted, Allowed::by(wanted)).map(drop)
 }
 
 /// Looks before anything is touched. Somebody else who is admitted is waited for, and no reason to refuse: he is soon done. He
@@ -164,7 +173,7 @@ pub(super) fn in_the_way(report: &Report, ours: Ours) -> impl Iterator<Item = &H
 
 /// Refuses for what was seen. Gives back what force overrides.
 pub(super) fn refuse_holders(family: &Family, report: &Report, ours: Ours, allowed: Allowed) -> Result<Vec<String>> {
-    let Allowed { force, strangers } = allowed;
+    let Allowed { holders, unknown, strangers } = allowed;
     // One that is cut off is in nobody's way. But until it has kept what it had, its rows are the main file as it is and the log
     // that it has, and work on the main file would destroy them.
     let owes = |h: &Holder| h.fenced && h.files.iter().any(|f| f.generation == Standing::Retired && f.writable);
@@ -180,11 +189,11 @@ pub(super) fn refuse_holders(family: &Family, report: &Report, ours: Ours, allow
     }
     let mut overridden: Vec<String> =
         in_the_way(report, ours).filter(|h| !strangers || h.role.is_some()).map(name).collect();
-    if !overridden.is_empty() && !force {
+    if !overridden.is_empty() && !holders {
         return Err(Error::refused(Reason::Held, family.main(), overridden.join("; ")));
     }
     if report.verdict == Verdict::Unknown {
-        if !force {
+        if !unknown {
             return Err(Error::refused(Reason::HeldUnknown, family.main(), report.limits.join("; ")));
         }
         overridden.extend(report.limits.iter().cloned());
@@ -195,8 +204,13 @@ pub(super) fn refuse_holders(family: &Family, report: &Report, ours: Ours, allow
 /// A holder as a person would name it, with what stops it.
 pub(super) fn name(holder: &Holder) -> String {
     let what = holder.role.clone().or_else(|| holder.command.first().cloned()).unwrap_or_else(|| "?".to_owned());
+    // Stopping it takes along what only it has.
+    let remedy = match &holder.capture {
+        Some(_) => holder.remedy(),
+        None => format!("to stop it: {}", holder.stop),
+    };
     match holder.pid {
-        Some(pid) => format!("PID {pid} ({what}; to stop it: {})", holder.stop),
+        Some(pid) => format!("PID {pid} ({what}; {remedy})"),
         None => format!("a process that is not visible here ({what}; {})", holder.stop),
     }
 }

@@ -13,6 +13,7 @@
 //! Whatever refuses an admission before the gate is shut has changed nothing on disk.
 
 mod aside;
+pub(crate) mod begun;
 pub(crate) mod lock;
 mod look;
 mod members;
@@ -33,6 +34,7 @@ use crate::holders::{self, Report};
 use crate::{doubt, putback, recovery};
 
 pub use aside::{Aside, AsideError, Seat};
+pub use begun::finish;
 use look::{Allowed, Ours, in_the_way, look_first, refuse_holders};
 pub use look::{Forecast, forecast, forecast_drained, refuse_first};
 pub use settled::settled;
@@ -80,7 +82,7 @@ impl Admission {
     /// A refusal that names everybody who is in the way ([`Reason::Held`], [`Reason::HeldUnknown`], [`Reason::HeldRetired`],
     /// [`Reason::HeldNaked`]) or says what is wrong with the files; [`Error::Busy`] while somebody else is admitted.
     pub fn obtain(family: &Family, wanted: &Wanted<'_>) -> Result<Admission> {
-        Admission::with(family, wanted, Allowed { force: wanted.force, strangers: false })
+        Admission::with(family, wanted, Allowed::by(wanted))
     }
 
     /// As [`Admission::obtain`], but programs that are not ours may go on using a database in WAL mode, as long as they hold it
@@ -89,7 +91,17 @@ impl Admission {
     /// # Errors
     /// As [`Admission::obtain`].
     pub fn obtain_beside(family: &Family, wanted: &Wanted<'_>) -> Result<Admission> {
-        Admission::with(family, wanted, Allowed { force: wanted.force, strangers: true })
+        Admission::with(family, wanted, Allowed { strangers: true, ..Allowed::by(wanted) })
+    }
+
+    /// As [`Admission::obtain`], for one who will exchange the main file: nobody may be left who has it open, so force goes on
+    /// beside what could not be found out and beside nobody who was seen.
+    ///
+    /// # Errors
+    /// As [`Admission::obtain`].
+    pub fn obtain_to_replace(family: &Family, wanted: &Wanted<'_>) -> Result<Admission> {
+        let seen = Wanted { force: false, ..*wanted };
+        Admission::with(family, &seen, Allowed { unknown: wanted.force, ..Allowed::default() })
     }
 
     fn with(family: &Family, wanted: &Wanted<'_>, allowed: Allowed) -> Result<Admission> {
@@ -127,7 +139,7 @@ impl Admission {
             Admission { connection, pending, _lock: lock, family: family_names, overridden: none, alone: false };
         if let Err(why) = admission.keep_strangers_out(wanted.patience) {
             // Whoever came in since the first look is named by the second.
-            let strict = Allowed { force: false, ..allowed };
+            let strict = Allowed { holders: false, unknown: false, ..allowed };
             refuse_holders(family, &holders::scan(family)?, Ours::MustBeGone { kept_out: false }, strict)?;
             return Err(why);
         }

@@ -1,7 +1,7 @@
 //! SQLite's pending byte, by which strangers are kept from opening a database in WAL mode.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
@@ -12,6 +12,7 @@ use crate::family::{Family, Identity};
 use crate::ofd::{self, Kind, PENDING};
 
 /// The main file by a description that belongs to no connection, for the pending byte.
+#[derive(Debug)]
 pub(super) struct Pending {
     file: OwnedFd,
     path: PathBuf,
@@ -30,7 +31,12 @@ impl Drop for Pending {
 impl Pending {
     /// To be called before the connection is opened: nothing opens a file of the family by ordinary means after that.
     pub(super) fn open(family: &Family, identity: Identity) -> Result<Pending> {
-        let path = family.main();
+        Pending::of(&family.main(), identity)
+    }
+
+    /// As [`Pending::open`] for a file by its own name.
+    pub(super) fn of(path: &Path, identity: Identity) -> Result<Pending> {
+        let path = path.to_owned();
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| Error::io("open", &path, e))?;
         let status = rustix::fs::fstat(&file).map_err(|e| Error::io("look at", &path, e))?;

@@ -7,17 +7,18 @@
 //!    file is held, so no stranger gets a lock on it, and without one SQLite reads neither main file nor log. All processes are
 //!    looked at after that, and nobody may have a file of the family open, not even without a lock: he would get his lock on the
 //!    old main file when this is over, and pair it by name with the log of the new one.
-//! 2. Index, log and journal are moved aside, and the directory is flushed. Where the present database was readable, its log
-//!    has been emptied and its journal rolled back before (by whoever calls [`Vacant::place`]), so from here on the old main file
-//!    is the whole old database. Where it was not, the old main file was no whole database before, and everything that
-//!    belonged to it lies in one directory.
+//! 2. What is about to happen is written down (`begun.rs`). Index, log and journal are moved aside, and the directory is flushed.
+//!    Where SQLite could read the present database, its log has been emptied and its journal rolled back before (by whoever calls
+//!    [`Vacant::place`]), so from here on the old main file is the whole old database, for strangers too. Where it could not, the
+//!    old main file was no whole database before; what is written down keeps every process of ours from taking it for one.
 //! 3. The new file takes the place of the old one in one step (`RENAME_EXCHANGE`; where the file system does not have
 //!    that, the old one is copied and replaced by a rename), or, where there was none, by a rename that replaces nothing. No log or journal of another lies at its side at that moment, nor at any later one.
-//! 4. The directory is flushed. The old main file is moved to what else was moved aside.
+//! 4. The directory is flushed. The old main file is moved to what else was moved aside, and captures of the old content are
+//!    marked as overtaken.
 //!
 //! Killed before step 3 the old main file is in its place, after it the new one; neither is ever beside a log that is not its
-//! own. So there is nothing that the next opener would have to finish. A power cut cannot turn the two round, because the
-//! directory is flushed between them.
+//! own. What is left of step 4 the next opener of ours does first, by what was written down. A power cut cannot turn the steps
+//! round, because the directories are flushed between them. What fails before step 3 without a kill is put back.
 //!
 //! A stranger may open the old main file between the look and the exchange, and wait for its lock. If he got it he would pair that
 //! file by name with the log of the new one, write its pages into the wrong file, and take the log away at his end. So after
@@ -32,17 +33,22 @@ use std::time::Instant;
 use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 
+use super::begun::{self, Begun};
 use super::look::{Allowed, Forecast, Ours, refuse_holders};
 use super::pending::Pending;
 use super::shut::Shut;
 use super::{AGAIN, Wanted};
-use crate::captures::{self, OVERTAKEN, SUCCEEDED};
+use crate::captures;
 use crate::error::{Error, Reason, Result};
 use crate::family::{Family, Identity, Member, Status};
 use crate::holders::{self, Evidence, Holder};
+use crate::members as records;
 use crate::recovery::{self, RecoveryLock};
 use crate::secure::{self, Inspected};
 use crate::{destroyed, files, putback};
+
+/// When somebody is told who is waited for.
+const TELL: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// The proof. Dropping it lets everybody go on.
 pub struct Vacant {
@@ -63,8 +69,9 @@ pub struct Placed {
     pub aside: PathBuf,
     /// The members that were moved there.
     pub moved: Vec<Member>,
-    /// Programs that opened the old main file in the last moment and have not let go of it; each as a person would name it.
-    pub left: Vec<String>,
+    old: Option<Identity>,
+    /// Keeps strangers out of the new file until it was looked at.
+    pending: Pending,
 }
 
 impl Vacant {
@@ -125,10 +132,11 @@ impl Vacant {
         &self.overridden
     }
 
-    /// Lets SQLite do to the database what any opener does first, such as rolling an interrupted transaction back.
+    /// Lets SQLite do to the database what any opener does first, such as rolling an interrupted transaction back, and copy
+    /// its log into the main file, so that this alone is the whole database.
     ///
     /// # Errors
-    /// SQLite's answer.
+    /// SQLite's answer; [`Error::Busy`] where somebody came in between and keeps the log from being emptied.
     pub fn let_sqlite_recover(self, wanted: &Wanted<'_>) -> Result<Vacant> {
         let family = self.inspected.family().clone();
         let Vacant { pending, _recovery: recovery, _lock: lock, overridden, .. } = self;
@@ -136,7 +144,11 @@ impl Vacant {
             pending.release()?;
         }
         let opened = crate::connect::structural(&family, wanted.patience);
-        let closed = opened.and_then(|c| c.close().map_err(|(_, e)| Error::from(e)));
+        let closed = opened.and_then(|c| {
+            let busy: bool = c.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |r| r.get(0))?;
+            c.close().map_err(|(_, e)| Error::from(e))?;
+            if busy { Err(Error::Busy { waited: wanted.patience, holder: None }) } else { Ok(()) }
+        });
         if let Some(pending) = &pending {
             pending.take(wanted.patience)?;
         }
@@ -146,7 +158,7 @@ impl Vacant {
     }
 
     /// Puts `new` in the place of the main file, and everything that lies at the paths now into the directory `aside`, which is
-    /// on the same volume. `new` is whole and flushed.
+    /// on the same volume. `new` is whole and flushed. Nobody gets a lock on it until [`Vacant::leave`].
     ///
     /// # Errors
     /// [`Reason::Changed`] when somebody has put other files there meanwhile; the system's answer. What is at the paths then is
@@ -163,40 +175,78 @@ impl Vacant {
         if identity(&family.main())? != old {
             return Err(Error::refused(Reason::Changed, family.main(), "another file took its place"));
         }
+        let name = |place: PathBuf| Some(place.file_name()?.to_string_lossy().into_owned());
+        let has = |m: Member| self.inspected.get(m).is_some_and(|s| s.status.size > 0);
+        let before = begun::not_done(family)?.is_some_and(|b| b.log);
+        let begun = Begun {
+            old,
+            made,
+            new: new.to_owned(),
+            aside: aside.to_owned(),
+            log: has(Member::Wal) || has(Member::Journal) || before,
+            captures: captures::complete(&captures::directory(family)).into_iter().filter_map(name).collect(),
+        };
+        let pending = Pending::of(new, made)?;
+        pending.take(std::time::Duration::ZERO)?;
+        begun::begin(family, &begun)?;
         destroyed::announce(family, made)?;
         let mut moved = Vec::new();
+        if let Err(e) = self.exchange_all(&begun, &mut moved) {
+            if identity(&family.main()).is_ok_and(|main| main == old) {
+                self.put_back(&moved, &begun, before);
+            }
+            return Err(e);
+        }
+        begun::finish(family)?;
+        if old.is_some() {
+            moved.push((Member::Main, aside.join(begun::replaced(Member::Main))));
+        }
+        let moved = moved.into_iter().map(|(member, _)| member).collect();
+        Ok(Placed { main: made, aside: aside.to_owned(), moved, old, pending })
+    }
+
+    /// Up to the step that counts, and its flush.
+    fn exchange_all(&self, begun: &Begun, moved: &mut Vec<(Member, PathBuf)>) -> Result<()> {
+        let family = self.inspected.family();
         for member in [Member::Shm, Member::Wal, Member::Journal] {
-            let from = family.path(member);
-            match std::fs::rename(&from, aside.join(format!("{member}.replaced"))) {
-                Ok(()) => moved.push(member),
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-                Err(e) => return Err(io("move aside", &from, e)),
+            if let Some(to) = move_aside(&family.path(member), &begun.aside, member)? {
+                moved.push((member, to));
             }
         }
-        captures::sync_directory(aside)?;
+        captures::sync_directory(&begun.aside)?;
         captures::sync_directory(family.directory())?;
-        match old {
-            Some(_) if exchange(new, &family.main())? => {}
-            Some(_) => self.replace(new, aside)?,
-            None if putback::rename_new(new, &family.main())? => {}
+        match begun.old {
+            Some(_) if exchange(&begun.new, &family.main())? => {}
+            Some(_) => self.replace(&begun.new, &begun.aside)?,
+            None if putback::rename_new(&begun.new, &family.main())? => {}
             None => return Err(Error::refused(Reason::Changed, family.main(), "another file appeared in its place")),
         }
-        captures::sync_directory(family.directory())?;
-        if old.is_some() && new.exists() {
-            std::fs::rename(new, aside.join("main.replaced")).map_err(|e| io("move aside", new, e))?;
-            moved.push(Member::Main);
-            captures::sync_directory(aside)?;
+        captures::sync_directory(family.directory())
+    }
+
+    /// The old main file is still in its place, and gets back what belongs to it. What does not go back keeps the mark, by which
+    /// every process of ours refuses the rest.
+    fn put_back(&self, moved: &[(Member, PathBuf)], begun: &Begun, before: bool) {
+        let family = self.inspected.family();
+        let back =
+            |(member, from): &(Member, PathBuf)| putback::rename_new(from, &family.path(*member)).unwrap_or(false);
+        let all = moved.iter().rev().filter(|m| !back(m)).count() == 0;
+        let flushed =
+            captures::sync_directory(family.directory()).is_ok() && captures::sync_directory(&begun.aside).is_ok();
+        if all && flushed && !before {
+            begun::give_up(family);
         }
-        destroyed::set_aside(family, aside)?;
-        // Nothing that was captured before belongs to this main file: neither its log, nor its place, nor its rows.
-        for capture in captures::unmerged(family) {
-            captures::mark(&capture, OVERTAKEN)?;
-        }
-        for capture in captures::complete(&captures::directory(family)) {
-            captures::mark(&capture, SUCCEEDED)?;
-        }
-        let left = self.wait_for_late(old, &aside.join("main.replaced"))?;
-        Ok(Placed { main: made, aside: aside.to_owned(), moved, left })
+    }
+
+    /// Lets everybody use the new file, and waits for whoever opened the old one in the last moment. Gives back those who have not
+    /// let go of it after that. `tell` is told, for people, who is waited for.
+    ///
+    /// # Errors
+    /// When the processes cannot be looked at.
+    pub fn leave(&self, placed: Placed, tell: &dyn Fn(&str)) -> Result<Vec<Holder>> {
+        let Placed { aside, old, pending, .. } = placed;
+        drop(pending);
+        self.wait_for_late(old, &aside.join(begun::replaced(Member::Main)), tell)
     }
 
     /// Puts the new file over the old one, which is copied first: a second name for it, even for a moment, would be a second hard
@@ -205,31 +255,64 @@ impl Vacant {
         let main = self.inspected.family().main();
         if let Some(seen) = self.inspected.get(Member::Main) {
             let file = files::open(&seen.magic_path()).map_err(|e| Error::io("read", &main, e))?;
-            captures::copy_file(&file, &main, &aside.join("main.replaced"))?;
+            captures::copy_file(&file, &main, &aside.join(begun::replaced(Member::Main)))?;
             captures::sync_directory(aside)?;
         }
         rustix::fs::renameat(CWD, new, CWD, &main).map_err(|e| Error::io("put in place", &main, e))
     }
 
     /// Waits for strangers who opened the old main file in the last moment; it is called `moved` now, or has no name any more.
-    fn wait_for_late(&self, old: Option<Identity>, moved: &Path) -> Result<Vec<String>> {
+    fn wait_for_late(&self, old: Option<Identity>, moved: &Path, tell: &dyn Fn(&str)) -> Result<Vec<Holder>> {
         // Longer than programs wait for a lock as a rule.
         const PATIENCE: std::time::Duration = std::time::Duration::from_secs(35);
         let Some(old) = old else { return Ok(Vec::new()) };
         let moved = Family::of(moved)?;
         let begun = Instant::now();
+        let mut told = false;
         loop {
             let reports = [holders::scan(self.inspected.family())?, holders::scan(&moved)?];
-            let has =
-                |h: &&Holder| !h.is_self && h.files.iter().any(|f| (f.device, f.inode) == (old.device, old.inode));
-            let all = reports.iter().flat_map(|report| &report.holders);
-            let late: Vec<String> = all.filter(has).map(super::look::name).collect();
+            // Those of ours came through the gate, so what they still have they have had from before, and are cut off from.
+            let ours: Vec<i32> = records::list(self.inspected.family())?.iter().map(|r| r.process.pid).collect();
+            let has = |h: &&Holder| {
+                !h.is_self
+                    && h.pid.is_none_or(|pid| !ours.contains(&pid))
+                    && h.files.iter().any(|f| (f.device, f.inode) == (old.device, old.inode))
+            };
+            let mut late: Vec<Holder> =
+                reports.into_iter().flat_map(|report| report.holders).filter(|h| has(&h)).collect();
+            late.sort_by_key(|h| h.pid);
+            late.dedup_by_key(|h| h.pid);
             if late.is_empty() || begun.elapsed() >= PATIENCE {
                 return Ok(late);
+            }
+            if !told && begun.elapsed() >= TELL {
+                told = true;
+                let names: Vec<String> = late.iter().map(super::look::name).collect();
+                tell(&format!(
+                    "it is done; still waiting, for at most {} s, until nobody has the replaced main file open, for who has it would \
+                     write into the new log: {}",
+                    PATIENCE.as_secs(),
+                    names.join("; ")
+                ));
             }
             std::thread::sleep(AGAIN);
         }
     }
+}
+
+/// Moves a file into the directory, over nothing that lies there; says where it is now, if there was one.
+fn move_aside(from: &Path, aside: &Path, member: Member) -> Result<Option<PathBuf>> {
+    if Status::of(from).map_err(|e| Error::io("look at", from, e))?.is_none() {
+        return Ok(None);
+    }
+    let mut to = aside.join(begun::replaced(member));
+    for n in 2.. {
+        if putback::rename_new(from, &to)? {
+            break;
+        }
+        to = aside.join(format!("{}.{n}", begun::replaced(member)));
+    }
+    Ok(Some(to))
 }
 
 /// Both names change what they lead to in one step; false where the file system cannot do that.
@@ -305,6 +388,10 @@ impl Vacant {
     /// # Errors
     /// The system's answer.
     pub fn aside(&self) -> Result<PathBuf> {
+        // Where another has been ended after it had moved the log there, all of it stays together.
+        if let Some(begun) = begun::not_done(self.inspected.family())?.filter(|b| b.aside.is_dir()) {
+            return Ok(begun.aside);
+        }
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         make_aside(&self.inspected, &format!("replaced-{:016}", now.as_micros()))
     }

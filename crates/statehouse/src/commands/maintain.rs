@@ -10,9 +10,9 @@ use statehouse_ops::maintenance::journal_mode::{self, Changed};
 use statehouse_ops::maintenance::optimize::{self, Optimized};
 use statehouse_ops::maintenance::vacuum::{self, How, Vacuumed, Worth};
 use statehouse_ops::maintenance::{Error, Forecast, Look, Plan, Step, Temporary, Wanted, forecast, look};
+use statehouse_ops::who;
 use statehouse_sqlite::Family;
 use statehouse_sqlite::headers::Journal;
-use statehouse_sqlite::holders::{Holder, scan};
 use statehouse_sqlite::words;
 
 use super::Context;
@@ -130,21 +130,10 @@ impl<'a> Work<'a> {
             patience: self.context.patience,
             tell: &tell,
         });
-        // SQLite says neither how long it waited nor for whom.
         done.map_err(|e| match e {
-            Error::Database(statehouse_sqlite::Error::Busy { holder: None, .. }) => {
-                statehouse_sqlite::Error::Busy { waited: begun.elapsed(), holder: self.others() }.into()
-            }
+            Error::Database(e) => who::named(e, &self.shown.family, begun).into(),
             e => e,
         })
-    }
-
-    /// Who else uses the database now, for one who waited in vain.
-    fn others(&self) -> Option<String> {
-        let holders = scan(&Family::of(&self.path).ok()?).ok()?.holders;
-        let name = |h: &Holder| Some(format!("PID {}; to stop it: {}", h.pid?, h.stop));
-        let names: Vec<String> = holders.iter().filter(|h| !h.is_self).filter_map(name).collect();
-        (!names.is_empty()).then(|| names.join("; "))
     }
 
     fn answer<T: Serialize>(&self, done: &T, text: impl FnOnce(&T) -> String) {

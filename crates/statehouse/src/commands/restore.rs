@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use statehouse_ops::maintenance::Wanted;
-use statehouse_ops::restore::{self, Asked, How, Planned, Restored, Tables};
+use statehouse_ops::restore::{self, Asked, How, Next, Planned, Restored, Tables};
 
 use super::Context;
 use super::progress::Bar;
@@ -82,7 +82,7 @@ fn dry(context: &Context, mut planned: Planned) -> Result {
                 bytes(room.free)
             ));
         }
-        out + &lines(&planned.notes)
+        out + &lines(&planned.notes) + &to_type(&planned.next)
     })
 }
 
@@ -93,26 +93,32 @@ fn text(r: &Restored) -> String {
     };
     out.push_str(&rows(&r.tables));
     if let Some(before) = &r.before {
-        out.push_str(&match &before.id {
-            Some(id) => format!(
+        let why = escape_line(before.reason.as_deref().unwrap_or_default());
+        out.push_str(&match (&before.id, &before.path) {
+            (Some(id), _) => format!(
                 "the state before it is the snapshot {0}; to go back: statehouse restore {0} {1}\n",
                 escape_line(id),
                 shell_word(&r.path)
             ),
-            None => format!(
-                "there is no snapshot of the state before it, because {}; its files are in {}\n",
-                escape_line(before.reason.as_deref().unwrap_or_default()),
-                escape_line(&before.path)
+            (None, Some(path)) => format!(
+                "there is no snapshot of the state before it, because {why}; its files are in {}\n",
+                escape_line(path)
             ),
+            (None, None) => format!("nothing was there that could be kept: {why}\n"),
         });
     }
     if !r.held_by.is_empty() {
         out.push_str(&format!("in use by {}\n", escape_line(&r.held_by.join("; "))));
     }
     out.push_str(&lines(&r.notes));
+    out.push_str(&to_type(&r.next));
     out.push_str(&r.overridden.iter().map(|w| format!("done in spite of {}\n", escape_line(w))).collect::<String>());
     out.push_str("opened anew and compared with its source: the same\n");
     out
+}
+
+fn to_type(next: &[Next]) -> String {
+    next.iter().map(|n| format!("{}\n  {}\n", escape_line(&n.why), escape_line(&n.command))).collect()
 }
 
 fn lines(notes: &[String]) -> String {
