@@ -143,9 +143,6 @@ fn whatever_is_removed_replaced_or_unlocked_under_a_house_no_acknowledged_row_is
                         let last: Vec<&str> = log.lines().rev().take(30).collect();
                         say(&format!("last of {name}:\n{}", last.into_iter().rev().collect::<Vec<_>>().join("\n")));
                     }
-                    if let Ok(to) = std::env::var("STATEHOUSE_KEEP") {
-                        let _ = std::process::Command::new("cp").arg("-a").arg(run.home.path()).arg(to).status();
-                    }
                     std::panic::resume_unwind(panic);
                 }
             }
