@@ -14,7 +14,7 @@
 //!   again once it has the lock, for from then on neither can come about.
 //!
 //! When its generation retires it lets go of these locks at once, for openers wait for that. The descriptors are another
-//! matter: see [`Kept`]; and before that it keeps who goes on there from copying the log into the main file: see [`brake`].
+//! matter: see [`Kept`]; and before that it keeps who goes on there from copying the log into the main file: see `brake.rs`.
 
 mod alarm;
 mod brake;
