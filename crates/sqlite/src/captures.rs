@@ -192,6 +192,9 @@ pub(crate) fn merge(
             merged.push(place);
             continue;
         }
+        if place.join(TORN).exists() {
+            is_whole_again(&place, family, live)?;
+        }
         match one(&place.join(IMAGE), live, merge) {
             Ok(taken) => {
                 rows += taken;
@@ -219,6 +222,23 @@ pub(crate) fn merge(
         let _ = std::fs::remove_file(place.join(IMAGE));
     }
     Ok(rows)
+}
+
+/// A main file that was left between two commits is whole with its log, which is back at its path by now. Where somebody had begun
+/// another log before that, rows would be brought into rubble, and the image that has all of them would go.
+fn is_whole_again(place: &Path, family: &Family, live: &Connection) -> Result<()> {
+    let verdict: String = live.query_row("PRAGMA integrity_check(1)", [], |r| r.get(0))?;
+    if verdict == "ok" {
+        return Ok(());
+    }
+    let word = |text: std::borrow::Cow<'_, str>| crate::shell::word(&text);
+    let (id, main) = (place.file_name().unwrap_or_default().to_string_lossy(), family.main());
+    let restore = format!("statehouse restore {} {}", word(id), word(main.to_string_lossy()));
+    let detail = format!(
+        "{verdict}: its log was removed when a part of it was copied, and another program has begun a new one since; what was captured \
+         has everything up to then: `{restore}`"
+    );
+    Err(Error::Damaged { detail })
 }
 
 /// The log that lies at its path, in the words of a mark.

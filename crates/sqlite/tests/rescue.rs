@@ -113,45 +113,66 @@ fn a_checkpoint_that_was_killed_half_way_before_the_log_was_removed_damages_noth
     }
 }
 
-/// A checkpoint that a reader holds up leaves out the pages that were changed after what he reads, also their earlier content.
+/// A store whose main file has pages of different commits: a checkpoint that a reader holds up leaves out the pages that were
+/// changed after what he reads, also their earlier content. Its process is stopped, and then these members are removed.
+fn between_two_commits(path: &Path, members: &[&str]) -> (Holder, u32) {
+    let mut holder = Holder::with_store(path);
+    let mut rows = 0;
+    let mut put = |holder: &mut Holder, letter: char| {
+        for n in 0..60 {
+            holder.ok(&format!("put {letter}{n:02}{}", "x".repeat(300)));
+        }
+        rows += 60;
+    };
+    put(&mut holder, 'm');
+    crate::inplace::checkpoint(path, "TRUNCATE");
+    put(&mut holder, 'a');
+    let mut reader = Sibling::connected(path);
+    reader.sql("BEGIN");
+    reader.sql("SELECT count(*) FROM k");
+    put(&mut holder, 'z');
+    crate::inplace::checkpoint(path, "PASSIVE");
+    let index = std::fs::read(member(path, "-shm")).unwrap();
+    let word = |at: usize| u32::from_ne_bytes(index[at..at + 4].try_into().unwrap());
+    let (frames, copied, attempted) = (word(16), word(96), word(128));
+    assert!(0 < copied && copied == attempted && copied < frames, "{copied} {attempted} {frames}");
+    stop(&holder, true);
+    drop(reader);
+    for suffix in members {
+        std::fs::remove_file(member(path, suffix)).unwrap();
+    }
+    // The control: what is left without the log is no database.
+    let copy = with(path, ".copy");
+    std::fs::copy(path, &copy).unwrap();
+    assert_ne!(visitor(&copy, "PRAGMA journal_mode=delete; PRAGMA integrity_check"), "delete\nok");
+    (holder, rows)
+}
+
 #[test]
 fn a_log_that_was_removed_when_a_reader_had_held_up_its_checkpoint_leaves_no_damaged_database() {
     for members in [&["-wal"][..], &["-wal", "-shm"]] {
         let (_directory, path) = fresh();
-        let mut holder = Holder::with_store(&path);
-        let mut rows = 0;
-        let mut put = |holder: &mut Holder, letter: char| {
-            for n in 0..60 {
-                holder.ok(&format!("put {letter}{n:02}{}", "x".repeat(300)));
-            }
-            rows += 60;
-        };
-        put(&mut holder, 'm');
-        crate::inplace::checkpoint(&path, "TRUNCATE");
-        put(&mut holder, 'a');
-        let mut reader = Sibling::connected(&path);
-        reader.sql("BEGIN");
-        reader.sql("SELECT count(*) FROM k");
-        put(&mut holder, 'z');
-        crate::inplace::checkpoint(&path, "PASSIVE");
-        let index = std::fs::read(member(&path, "-shm")).unwrap();
-        let word = |at: usize| u32::from_ne_bytes(index[at..at + 4].try_into().unwrap());
-        let (frames, copied, attempted) = (word(16), word(96), word(128));
-        assert!(0 < copied && copied == attempted && copied < frames, "{copied} {attempted} {frames}");
-        stop(&holder, true);
-        drop(reader);
-        for suffix in members {
-            std::fs::remove_file(member(&path, suffix)).unwrap();
-        }
-        // The control: what is left without the log is no database.
-        let copy = with(&path, ".copy");
-        std::fs::copy(&path, &copy).unwrap();
-        assert_ne!(visitor(&copy, "PRAGMA journal_mode=delete; PRAGMA integrity_check"), "delete\nok");
+        let (mut holder, rows) = between_two_commits(&path, members);
         stop(&holder, false);
         holder.ok("put after");
         assert_eq!(holder.ok("count"), (rows + 1).to_string(), "{}", holder.events());
         assert_eq!(seen(&path), (rows + 1).to_string(), "{}", holder.events());
     }
+}
+
+#[test]
+fn where_a_stranger_has_begun_another_log_by_then_nothing_is_brought_into_rubble_and_it_is_said_what_has_everything() {
+    let (_directory, path) = fresh();
+    let (mut holder, rows) = between_two_commits(&path, &["-wal", "-shm"]);
+    let mut stranger = Sibling::connected(&path);
+    stranger.sql("CREATE TABLE theirs(a)");
+    stop(&holder, false);
+    until("it is said", SOON, || holder.events().contains("statehouse restore "));
+    drop(stranger);
+    assert!(holder.order("put never").is_err(), "{}", holder.events());
+    let captures = std::fs::read_dir(member(&path, ".statehouse/retired")).unwrap().map(|e| e.unwrap().path());
+    let image = captures.map(|place| place.join("main.captured")).find(|image| image.exists()).unwrap();
+    assert_eq!(visitor(&image, "PRAGMA integrity_check; SELECT count(*) FROM k"), format!("ok\n{rows}"));
 }
 
 fn stop(holder: &Holder, stop: bool) {

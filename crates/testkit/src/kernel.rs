@@ -116,6 +116,8 @@ pub struct Descriptor {
     pub deleted: bool,
     /// The file.
     pub file: FileId,
+    /// True if it can write, or that cannot be told.
+    pub writes: bool,
     /// The locks that this very descriptor shows.
     pub locks: Vec<Lock>,
 }
@@ -136,11 +138,14 @@ fn descriptor(pid: u32, number: u32) -> Option<Descriptor> {
     let (path, marked) = without_mark(&target);
     let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
     let locks = info.lines().filter_map(|l| Lock::parse(l.strip_prefix("lock:")?)).collect();
+    // The two lowest bits are the access mode, 0 to read alone.
+    let flags = info.lines().find_map(|l| i64::from_str_radix(l.strip_prefix("flags:")?.trim(), 8).ok());
     Some(Descriptor {
         number,
         path,
         deleted: marked || status.nlink() == 0,
         file: FileId::from_numbers(status.dev(), status.ino()),
+        writes: flags.is_none_or(|flags| flags & 3 != 0),
         locks,
     })
 }
