@@ -33,6 +33,8 @@ pub(crate) const IMAGE: &str = "main.captured";
 pub(crate) const LOG: &str = "wal.captured";
 /// In a capture whose main file was left between two commits; says which main file that is.
 pub(crate) const TORN: &str = "torn";
+/// In a capture whose log was put back at its path; says beside which main file, and as which file.
+pub(crate) const PUT: &str = "put";
 /// The image was found whole when it was made, and need not be looked through once more.
 pub(crate) const PROVED: &str = "proved";
 /// In a capture after which another generation has begun.

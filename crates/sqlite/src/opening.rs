@@ -88,6 +88,11 @@ fn open_with(family: &Family, options: &Options, enter: &mut dyn FnMut(&Inspecte
             putback::settle(family)?;
             continue;
         }
+        if putback::is_unpaired(family, &prepared.inspected.generation()) {
+            let _lock = recovery::exclusive(family, options.patience)?;
+            putback::move_unpaired_log(family)?;
+            continue;
+        }
         let lock = recovery::shared(family, options.patience)?;
         if !unchanged(family, &prepared)? {
             continue;
@@ -166,7 +171,7 @@ fn bring_back(family: &Family, options: &Options) -> Result<()> {
 /// it does not go first while another of our processes has not noticed yet: the log at the path may be that one's and belong
 /// to another main file than the one beside it, and rows that only that one has would be missing from the first reads.
 pub(crate) fn reopen(family: &Family, options: &Options, considerate: bool) -> Result<Opened> {
-    let prepared = prepare::prepare(family, false, options.application_id)?;
+    prepare::prepare(family, false, options.application_id)?;
     // Those of ours that still use a retired generation wait for the lock of this process, so it does not wait for them here.
     let ours = prepare::refuse_dangerous_strangers(family)?;
     if considerate && ours.is_some() {
@@ -176,6 +181,9 @@ pub(crate) fn reopen(family: &Family, options: &Options, considerate: bool) -> R
     // Others want the lock; among them may be the one that keeps this process waiting.
     let options = &Options { patience: options.patience.min(REOPEN), ..options.clone() };
     putback::settle(family)?;
+    // Once more what lies there: the log may have been put back beside a main file that somebody has replaced since.
+    putback::move_unpaired_log(family)?;
+    let prepared = prepare::prepare(family, false, options.application_id)?;
     let opened = connect_to(family, options, &prepared)?;
     putback::succeed(family)?;
     settle(&opened.record, options, &opened.connection)?;

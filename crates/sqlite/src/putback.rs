@@ -14,6 +14,7 @@
 //! (`nBackfillAttempted` beyond `nBackfill`, or `nBackfill` before the last frame). Then a copy of the log is put back at its path: with it the main file is what it was, and nothing has to
 //! be merged into a damaged tree.
 
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, RenameFlags};
@@ -21,7 +22,7 @@ use rustix::io::Errno;
 
 use crate::admission::begun;
 use crate::captures::{
-    self, IMAGE, LOG, MERGED, SUCCEEDED, TORN, UNREADABLE, complete, directory, main_is_missing, mark,
+    self, IMAGE, LOG, MERGED, PUT, SUCCEEDED, TORN, UNREADABLE, complete, directory, main_is_missing, mark,
     private_directory, sync_directory,
 };
 use crate::error::{Error, Reason, Result};
@@ -60,8 +61,7 @@ pub(crate) fn main_file(family: &Family, considerate: bool) -> Result<bool> {
     std::os::unix::fs::FileExt::write_all_at(&file, &versions, at)
         .and_then(|()| file.sync_all())
         .map_err(io("write"))?;
-    let identity =
-        crate::family::Status::of_descriptor(std::os::fd::AsFd::as_fd(&file)).map_err(io("look at"))?.identity;
+    let identity = crate::family::Status::of_descriptor(file.as_fd()).map_err(io("look at"))?.identity;
     drop(file);
     captures::write_text(&place, captures::BECAME, &Some(identity))?;
     move_leftovers(family)?;
@@ -177,11 +177,38 @@ fn put_back(family: &Family, place: &Path, parent: &Path) -> Result<bool> {
     let mut to = files::open_private(&new).map_err(|e| Error::io("create", &new, e))?;
     let copied = to.set_len(0).and_then(|()| std::io::copy(&mut from, &mut to)).and_then(|_| to.sync_all());
     copied.map_err(|e| Error::io("write", &new, e))?;
+    let identity = Status::of_descriptor(to.as_fd()).map_err(|e| Error::io("look at", &new, e))?.identity;
+    captures::write_text(place, PUT, &Generation { main: now.main, wal: Some(identity), shm: None })?;
     let put = rename_new(&new, &log)?;
     if put {
         sync_directory(family.directory())?;
     }
     Ok(put)
+}
+
+/// True if the log in `now` was put back beside another main file: somebody has replaced that since, and SQLite would pair the two
+/// by their names.
+pub(crate) fn is_unpaired(family: &Family, now: &Generation) -> bool {
+    let put = |place: &std::path::PathBuf| {
+        serde_json::from_str::<Generation>(&files::read_to_string(&place.join(PUT), 4096).ok()?).ok()
+    };
+    let puts = complete(&directory(family));
+    now.wal.is_some() && puts.iter().filter_map(put).any(|put| put.wal == now.wal && put.main != now.main)
+}
+
+/// Takes such a log away from its path, with the index that was made of it. To be called with the exclusive side of the recovery
+/// lock.
+pub(crate) fn move_unpaired_log(family: &Family) -> Result<()> {
+    let now = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
+    if !is_unpaired(family, &now) {
+        return Ok(());
+    }
+    for member in [Member::Shm, Member::Wal] {
+        if let Some(identity) = now.get(member) {
+            move_member(family, member, identity.inode)?;
+        }
+    }
+    Ok(())
 }
 
 /// Takes a log away from its path that SQLite would not read: a stranger who found the old index, but not the log that

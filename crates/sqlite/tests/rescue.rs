@@ -161,6 +161,26 @@ fn a_log_that_was_removed_when_a_reader_had_held_up_its_checkpoint_leaves_no_dam
 }
 
 #[test]
+fn a_log_that_was_put_back_is_not_paired_with_another_main_file_that_is_put_there_after_it() {
+    let (directory, path) = fresh();
+    let older = directory.join("older");
+    let (mut holder, rows) = between_two_commits(&path, &["-wal", "-shm"]);
+    stop(&holder, false);
+    holder.ok("put after");
+    // A part of what a person has, as he has it: without what is in the log.
+    visitor(&path, &format!("VACUUM INTO '{}'", older.display()));
+    visitor(&older, "DELETE FROM k WHERE key LIKE 'a%'; VACUUM; PRAGMA journal_mode=wal");
+    let theirs = visitor(&older, "SELECT count(*) FROM k");
+    holder.kill();
+    assert!(member(&path, "-wal").exists(), "the log was put back");
+    std::fs::rename(&older, &path).unwrap();
+    let mut next = Holder::with_store(&path);
+    let count: u32 = next.ok("count").parse().unwrap();
+    assert!(count >= theirs.parse().unwrap() && count <= rows + 1, "{count}");
+    assert_eq!(visitor(&path, "PRAGMA integrity_check"), "ok");
+}
+
+#[test]
 fn where_a_stranger_has_begun_another_log_by_then_nothing_is_brought_into_rubble_and_it_is_said_what_has_everything() {
     let (_directory, path) = fresh();
     let (mut holder, rows) = between_two_commits(&path, &["-wal", "-shm"]);

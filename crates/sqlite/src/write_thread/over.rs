@@ -152,7 +152,6 @@ pub(super) fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         if lost.contains(&Member::Wal) {
             putback::move_headless_log(family)?;
         }
-        putback::log(family)?;
         held.settled = true;
     }
     let in_doubt = matches!(why, Some(Error::Destroyed(_) | Error::Doubtful { .. }));
