@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 use crate::examine::{Examiner, Finding, Look, Seen, Stamp};
 use crate::family::{Family, Generation, Member, Status};
 use crate::index::Index;
-use crate::{locks, proof};
+use crate::remembered::Span;
+use crate::{locks, proof, written};
 
 /// What one handle has seen of the content of its generation.
 #[derive(Debug, Default)]
@@ -98,6 +99,21 @@ impl Content {
         let error = examiner.log_went_with_the_index(&seen)?;
         seen.verdict = Some(error.again());
         Some(error)
+    }
+
+    /// Proves that the log has what a commit of this process has written there.
+    pub(crate) fn wrote(&self, family: &Family, generation: &Generation, span: Span) -> Result<()> {
+        let examiner = Examiner { family, generation };
+        let Some(log) = examiner.file(Member::Wal) else { return Ok(()) };
+        if !written::is_missing(&log, span, || examiner.index()) {
+            return Ok(());
+        }
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        generation.main.into_iter().for_each(locks::give_up);
+        let what = "cut off or overwritten by another program while a commit was written behind that".to_owned();
+        let error = examiner.destroyed(&seen, Member::Wal, what);
+        seen.verdict = Some(error.again());
+        Err(error)
     }
 
     /// As [`Content::check`], after SQLite has said that something is damaged: the log is read from its beginning.

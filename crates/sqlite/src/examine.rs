@@ -32,7 +32,8 @@
 //! * a log that was cut off and that a stranger has written beyond its end since, both between two looks;
 //! * while a checkpoint was broken off and nobody has ended it, and before the first one after an index was rebuilt: an older
 //!   copy of the same database with the same header;
-//! * any change in the moment between the last look and the write of a commit. Then the commit is not acknowledged.
+//! * any change in the moment between the last look and the write of a commit. The frames of a commit are read back for that
+//!   before it is acknowledged, with the one before them (`written.rs`): a log that was cut off and grew again shows only there.
 //!
 //! What is not seen is not lost in silence for that: until the main file has a commit the process that made it remembers
 //! what it wrote (`remembered.rs`), and the looks that follow are made at what is there then.

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::family::{Family, Generation, Member};
 use crate::index::Index;
 use crate::locks::{self, OpenFile, Standing};
+use crate::remembered::Span;
 
 /// The bytes of the main file that every connection to a generation holds a shared lock on (os_unix.c, `SHARED_FIRST`).
 pub const SHARED_BYTES: (i64, i64) = (0x4000_0002, 0x4000_0002 + 510);
@@ -105,6 +106,15 @@ impl Record {
     /// Takes note of a commit that this process has made: what the index said in its transaction, and after it.
     pub(crate) fn committed(&self, before: Option<Index>, after: Option<Index>) {
         self.content.committed(before, after);
+    }
+
+    /// Proves that the log has the frames that a commit of this process has made, joined to those before them.
+    ///
+    /// # Errors
+    /// [`Error::Destroyed`].
+    pub(crate) fn wrote(&self, span: Option<Span>) -> Result<()> {
+        span.filter(|span| span.first <= span.last)
+            .map_or(Ok(()), |span| self.content.wrote(&self.family, &self.generation, span))
     }
 
     /// Which making of the index this process has used.

@@ -118,6 +118,7 @@ pub mod turnstile;
 mod write_thread;
 #[cfg(target_os = "linux")]
 mod writer;
+mod written;
 
 #[cfg(target_os = "linux")]
 pub use connect::{immutable, uri};

@@ -302,7 +302,7 @@ pub(crate) fn acknowledge(writing: &Writing<'_>, memory: &mut Remembered, batch:
         Err(Error::LocksLost) => heal::retake(record, options),
         looked => looked,
     };
-    match looked {
+    match looked.and_then(|()| record.wrote(span)) {
         Ok(()) => {
             memory.forget(record.index(), writing.signals.proved());
             memory.keep(span, batch.into_iter().filter_map(|queued| queued.answer(Ok(()))).collect());
