@@ -9,7 +9,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 use statehouse_testkit::killat::{Failing, Fault, run_failing};
-use statehouse_testkit::visitor::Python;
+use statehouse_testkit::visitor::{Python, python_once as sql};
 use statehouse_testkit::{Seed, TestDir, run};
 
 use crate::house::{PATIENCE, beside, binary};
@@ -21,17 +21,6 @@ fn command(arguments: &[&str], path: &Path) -> Command {
     let mut line = Command::new(binary());
     line.arg("--json").args(arguments).arg(path).env("STATEHOUSE_HOME", "/nonexistent").env_remove("SQLITE_TMPDIR");
     line
-}
-
-/// Runs SQL in a process of another program that closes the database again.
-fn sql(path: &Path, statements: &[&str]) -> Vec<Value> {
-    let mut python = Python::open(path);
-    let mut rows = Vec::new();
-    for statement in statements {
-        rows = python.sql(statement).unwrap_or_else(|e| panic!("{statement}: {e}"));
-    }
-    python.quit();
-    rows
 }
 
 fn database(path: &Path, page_size: u32, rows: u32, word: &str) -> PathBuf {

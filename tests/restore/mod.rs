@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use statehouse_testkit::visitor::Python;
+use statehouse_testkit::visitor::{Python, python_once as sql};
 use statehouse_testkit::{Finished, run};
 
 use crate::house::{PATIENCE, binary};
@@ -30,17 +30,6 @@ fn command(arguments: &[&str], paths: &[&Path]) -> Command {
 /// `restore SOURCE PATH` with more arguments.
 fn restore(source: &Path, path: &Path, more: &[&str]) -> Finished {
     run(command(&[&["restore"], more].concat(), &[source, path]).env_remove("SQLITE_TMPDIR"), PATIENCE)
-}
-
-/// Runs SQL on a database in a process of its own that closes it again.
-fn sql(path: &Path, statements: &[&str]) -> Vec<Value> {
-    let mut python = Python::open(path);
-    let mut rows = Vec::new();
-    for statement in statements {
-        rows = python.sql(statement).unwrap_or_else(|e| panic!("{statement}: {e}"));
-    }
-    python.quit();
-    rows
 }
 
 /// What makes a database with these rows.

@@ -15,7 +15,7 @@ use statehouse_testkit::{Child, Home, Seed, Snapshot, until};
 
 use super::sql;
 use crate::house::{Client, PATIENCE, Up, answer, cli, error_code, furnished, integrity, messages, statehouse};
-use crate::maintenance::Member;
+use crate::maintenance::ours::Member;
 
 /// A copy of the store as a fresh process sees it.
 fn copy_of(home: &Home, name: &str) -> std::path::PathBuf {

@@ -145,3 +145,15 @@ impl Python {
         self.child.wait(DEADLINE);
     }
 }
+
+/// Runs SQL in a process of its own with Python's `sqlite3` that closes the database again; the rows of the last statement. Panics
+/// with what a statement was refused for.
+pub fn python_once(database: &Path, statements: &[&str]) -> Vec<Value> {
+    let mut python = Python::open(database);
+    let mut rows = Vec::new();
+    for statement in statements {
+        rows = python.sql(statement).unwrap_or_else(|e| panic!("{statement}: {e}"));
+    }
+    python.quit();
+    rows
+}

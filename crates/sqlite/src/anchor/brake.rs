@@ -25,8 +25,8 @@
 //!
 //! *What it cannot do.* A checkpoint that is on its way is waited for, and whoever opens the database before its end reads a main
 //! file that is half copied. Where only the log or only the index was removed both sides share the other one, and write over each
-//! other there. A program that
-//! had its log for itself (`locking_mode=EXCLUSIVE`) asks for no lock; none can be in that mode while an anchor holds the database.
+//! other there. A program that had its log for itself (`locking_mode=EXCLUSIVE`) asks for no lock; none can be in that mode while an
+//! anchor holds the database.
 //! The logs grow for as long as it lasts.
 
 use std::os::fd::AsFd;
