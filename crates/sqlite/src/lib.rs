@@ -111,6 +111,8 @@ pub mod side;
 #[cfg(target_os = "linux")]
 mod signals;
 #[cfg(target_os = "linux")]
+mod sums;
+#[cfg(target_os = "linux")]
 pub mod ticket;
 #[cfg(target_os = "linux")]
 pub mod turnstile;
@@ -118,6 +120,7 @@ pub mod turnstile;
 mod write_thread;
 #[cfg(target_os = "linux")]
 mod writer;
+#[cfg(target_os = "linux")]
 mod written;
 
 #[cfg(target_os = "linux")]
