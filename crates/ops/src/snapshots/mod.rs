@@ -11,6 +11,7 @@
 //! A copy that is not sound is recorded as a failed attempt and removed. Where there is no good snapshot at all it is kept, as
 //! `ID.unsound`: then it may be the best that there will ever be. The next good one takes its place.
 
+mod behind;
 mod error;
 mod keep;
 mod pack;

@@ -12,23 +12,27 @@
 //! key other numbers (a search index refers to rows by number), and its copy cannot be compared with anything.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, OpenFlags};
 use statehouse_sqlite::headers::Journal;
-use statehouse_sqlite::image::{self, ImageError};
+use statehouse_sqlite::image::{self, ImageError, Sink};
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
 use statehouse_sqlite::{Error as DatabaseError, Family, Member, Reason, Status, files};
 
 use super::Wish;
+use super::behind::Behind;
 use super::error::{Error, Result, io};
 use crate::maintenance::room;
 use crate::progress::{Progress, Watch};
 
 /// Bytes of a step: enough that asking in between costs nothing.
-const STEP: u64 = 4 << 20;
+const STEP: u64 = 1 << 20;
+/// Bytes of pages that are held back before they go to the file.
+const CACHE: i64 = 256 << 10;
 /// How long a step waits when a lock of SQLite is in its way.
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -75,7 +79,13 @@ fn hot(e: rusqlite::Error, family: &Family) -> Error {
 }
 
 /// Copies the state that `from` has pinned into the empty file at `to`.
-pub(super) fn backup(from: &Connection, to: &Path, limits: &Limits, watch: Watch<'_>) -> Result<()> {
+pub(super) fn backup(
+    from: &Connection,
+    to: &Path,
+    behind: &Behind<'_>,
+    limits: &Limits,
+    watch: Watch<'_>,
+) -> Result<()> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NOFOLLOW | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut copy = Connection::open_with_flags(to, flags)?;
     // The file is nobody's yet: it is flushed once at the end, and thrown away after anything that goes wrong.
@@ -83,6 +93,8 @@ pub(super) fn backup(from: &Connection, to: &Path, limits: &Limits, watch: Watch
         copy.pragma_update(None, name, value)?;
     }
     copy.pragma_update(None, "mmap_size", 0)?;
+    // Pages go to the file as they come.
+    copy.pragma_update(None, "cache_size", -(CACHE >> 10))?;
     let page_size: i64 = from.pragma_query_value(None, "page_size", |r| r.get(0))?;
     let pages = i32::try_from(STEP / page_size.unsigned_abs().max(1)).unwrap_or(1).max(1);
     {
@@ -92,7 +104,9 @@ pub(super) fn backup(from: &Connection, to: &Path, limits: &Limits, watch: Watch
             let step = backup.step(pages)?;
             let progress = backup.progress();
             let done = u64::try_from(progress.pagecount - progress.remaining).unwrap_or(0);
-            watch(Progress::At(done * page_size.unsigned_abs()));
+            let done = done * page_size.unsigned_abs();
+            watch(Progress::At(done));
+            behind.reached(done.saturating_sub(CACHE.unsigned_abs()));
             match step {
                 StepResult::Done => break,
                 StepResult::Busy | StepResult::Locked => {
@@ -130,7 +144,6 @@ pub(super) enum Plain {
 /// Refuses beside a journal that must be rolled back first. Who has the database open does not matter: to be asked when nobody
 /// has. One whose first byte is zero is over (`PRAGMA journal_mode = PERSIST`).
 pub(super) fn refuse_hot_journal(inspected: &Inspected) -> Result<()> {
-    use std::os::unix::fs::FileExt as _;
     let Some(journal) = inspected.get(Member::Journal).filter(|j| j.status.size > 0) else { return Ok(()) };
     let path = inspected.family().path(Member::Journal);
     let mut first = [0];
@@ -144,7 +157,7 @@ pub(super) fn refuse_hot_journal(inspected: &Inspected) -> Result<()> {
 }
 
 /// Copies main file and log as plain files. This process must have no connection to the database.
-pub(super) fn plain(inspected: &Inspected, journal: Journal, to: &mut File) -> Result<Plain> {
+pub(super) fn plain(inspected: &Inspected, journal: Journal, to: &File, behind: &Behind<'_>) -> Result<Plain> {
     let family = inspected.family();
     let before = stamps(family)?;
     if before != stamps_of(inspected) {
@@ -159,9 +172,10 @@ pub(super) fn plain(inspected: &Inspected, journal: Journal, to: &mut File) -> R
     let log = if journal == Journal::Wal { open(Member::Wal)? } else { None };
     let Some(main) = open(Member::Main)? else { return Ok(Plain::Moved) };
     to.set_len(0).map_err(|e| io("write", &family.main(), e))?;
+    let mut to = Followed { file: to, behind };
     let made = match &log {
-        Some(log) => image::overlay(&main, log, to),
-        None => image::overlay(&main, &none, to),
+        Some(log) => image::overlay(&main, log, &mut to),
+        None => image::overlay(&main, &none, &mut to),
     };
     match made {
         Ok(_) if stamps(family)? == before => Ok(Plain::Copied),
@@ -169,6 +183,26 @@ pub(super) fn plain(inspected: &Inspected, journal: Journal, to: &mut File) -> R
         Err(ImageError::Io(e)) => Err(io("copy", &family.main(), e)),
         Err(_) if stamps(family)? != before => Ok(Plain::Moved),
         Err(e) => Err(DatabaseError::Damaged { detail: e.to_string() }.into()),
+    }
+}
+
+/// A file that is written from its beginning to its end, with somebody behind.
+struct Followed<'a> {
+    file: &'a File,
+    behind: &'a Behind<'a>,
+}
+
+impl Sink for Followed<'_> {
+    fn write_at(&mut self, bytes: &[u8], offset: u64) -> std::io::Result<()> {
+        self.file.write_all_at(bytes, offset)?;
+        if offset.is_multiple_of(STEP) {
+            self.behind.reached(offset);
+        }
+        Ok(())
+    }
+
+    fn set_length(&mut self, length: u64) -> std::io::Result<()> {
+        self.file.set_len(length)
     }
 }
 
