@@ -1,9 +1,10 @@
 //! Where the copy comes from, and how it is made.
 //!
-//! * A process has the database open: SQLite's backup interface inside one read transaction of an ordinary read-only attachment.
-//!   The transaction pins one state, so the copy is consistent and never begins anew, however much is written meanwhile; in WAL
-//!   mode nobody waits for it. The log cannot be given back until the transaction ends, so nothing is done in it but copying and
-//!   counting, it has a longest time, and it is ended before the disk is full.
+//! * A process has the database open: every page as an ordinary read-only attachment sees it (`sqlite_dbpage`) inside one read
+//!   transaction. The transaction pins one state, so the copy is consistent and never begins anew, however much is written
+//!   meanwhile; in WAL mode nobody waits for it. The log cannot be given back until the transaction ends, so nothing is done in it
+//!   but copying and counting, it has a longest time, and it is ended before the disk is full. SQLite's backup interface copies
+//!   the same pages, but writes each with a call of its own, which takes longer, and nobody can say when they go to the disk.
 //! * Nobody has it open, or somebody writes into deleted files of it: the main file with its log over it, read as plain files. An
 //!   opening by SQLite would leave files beside the one, and would begin a second generation beside the other. Nobody's locks
 //!   keep the files still then, so main file and log must have been the same before and after.
@@ -13,28 +14,22 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rusqlite::backup::{Backup, StepResult};
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::Connection;
 use statehouse_sqlite::headers::Journal;
 use statehouse_sqlite::image::{self, ImageError, Sink};
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
 use statehouse_sqlite::{Error as DatabaseError, Family, Member, Reason, Status, files};
 
 use super::Wish;
-use super::behind::Behind;
+use super::behind::Filling;
 use super::error::{Error, Result, io};
 use crate::maintenance::room;
 use crate::progress::{Progress, Watch};
 
 /// Bytes of a step: enough that asking in between costs nothing.
-const STEP: u64 = 1 << 20;
-/// Bytes of pages that are held back before they go to the file.
-const CACHE: i64 = 256 << 10;
-/// How long a step waits when a lock of SQLite is in its way.
-const AGAIN: Duration = Duration::from_millis(20);
+const STEP: u64 = 4 << 20;
 
 /// The limits of a read transaction.
 pub(super) struct Limits {
@@ -42,8 +37,6 @@ pub(super) struct Limits {
     pub(super) until: Instant,
     /// When it began.
     pub(super) begun: Instant,
-    /// How long a lock is waited for.
-    pub(super) patience: Duration,
     /// Bytes of the volume that are left to the database.
     pub(super) reserve: u64,
 }
@@ -51,7 +44,7 @@ pub(super) struct Limits {
 impl Limits {
     pub(super) fn of(wish: &Wish) -> Limits {
         let begun = Instant::now();
-        Limits { until: begun + wish.longest, begun, patience: wish.patience, reserve: 0 }
+        Limits { until: begun + wish.longest, begun, reserve: 0 }
     }
 }
 
@@ -78,58 +71,30 @@ fn hot(e: rusqlite::Error, family: &Family) -> Error {
     }
 }
 
-/// Copies the state that `from` has pinned into the empty file at `to`.
-pub(super) fn backup(
-    from: &Connection,
-    to: &Path,
-    behind: &Behind<'_>,
-    limits: &Limits,
-    watch: Watch<'_>,
-) -> Result<()> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NOFOLLOW | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut copy = Connection::open_with_flags(to, flags)?;
-    // The file is nobody's yet: it is flushed once at the end, and thrown away after anything that goes wrong.
-    for (name, value) in [("synchronous", "OFF"), ("journal_mode", "OFF"), ("locking_mode", "EXCLUSIVE")] {
-        copy.pragma_update(None, name, value)?;
-    }
-    copy.pragma_update(None, "mmap_size", 0)?;
-    // Pages go to the file as they come.
-    copy.pragma_update(None, "cache_size", -(CACHE >> 10))?;
-    let page_size: i64 = from.pragma_query_value(None, "page_size", |r| r.get(0))?;
-    let pages = i32::try_from(STEP / page_size.unsigned_abs().max(1)).unwrap_or(1).max(1);
-    {
-        let backup = Backup::new(from, &mut copy)?;
-        let mut waited_since = None;
-        loop {
-            let step = backup.step(pages)?;
-            let progress = backup.progress();
-            let done = u64::try_from(progress.pagecount - progress.remaining).unwrap_or(0);
-            let done = done * page_size.unsigned_abs();
-            watch(Progress::At(done));
-            behind.reached(done.saturating_sub(CACHE.unsigned_abs()));
-            match step {
-                StepResult::Done => break,
-                StepResult::Busy | StepResult::Locked => {
-                    let since: &mut Instant = waited_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() >= limits.patience {
-                        return Err(DatabaseError::Busy { waited: since.elapsed(), holder: None }.into());
-                    }
-                    std::thread::sleep(AGAIN);
-                }
-                _ => waited_since = None,
-            }
-            if Instant::now() >= limits.until {
-                return Err(Error::TooSlow { after: limits.begun.elapsed() });
-            }
-            let directory = to.parent().unwrap_or(to);
-            let (free, _) = room::free(directory).map_err(|e| io("ask for the free space of", directory, e))?;
-            if free < limits.reserve {
-                return Err(Error::Crowded { free });
-            }
+/// Copies the state that `from` has pinned, page by page.
+pub(super) fn pages(from: &Connection, mut to: Filling<'_>, limits: &Limits, watch: Watch<'_>) -> Result<()> {
+    let mut statement = from.prepare("SELECT data FROM sqlite_dbpage ORDER BY pgno")?;
+    let mut pages = statement.query([])?;
+    let (mut done, mut next) = (0, 0);
+    while let Some(row) = pages.next()? {
+        let page = row.get_ref(0)?.as_blob().map_err(rusqlite::Error::from)?;
+        to.write_at(page, done).map_err(|e| to.failed(e))?;
+        done += page.len() as u64;
+        if done < next {
+            continue;
+        }
+        next = done + STEP;
+        watch(Progress::At(done));
+        if Instant::now() >= limits.until {
+            return Err(Error::TooSlow { after: limits.begun.elapsed() });
+        }
+        let directory = to.directory();
+        let (free, _) = room::free(directory).map_err(|e| io("ask for the free space of", directory, e))?;
+        if free < limits.reserve {
+            return Err(Error::Crowded { free });
         }
     }
-    copy.close().map_err(|(_, e)| e)?;
-    Ok(())
+    to.set_length(done).map_err(|e| to.failed(e))
 }
 
 /// What a look at plain files came to.
@@ -157,7 +122,7 @@ pub(super) fn refuse_hot_journal(inspected: &Inspected) -> Result<()> {
 }
 
 /// Copies main file and log as plain files. This process must have no connection to the database.
-pub(super) fn plain(inspected: &Inspected, journal: Journal, to: &File, behind: &Behind<'_>) -> Result<Plain> {
+pub(super) fn plain(inspected: &Inspected, journal: Journal, mut to: Filling<'_>) -> Result<Plain> {
     let family = inspected.family();
     let before = stamps(family)?;
     if before != stamps_of(inspected) {
@@ -171,8 +136,6 @@ pub(super) fn plain(inspected: &Inspected, journal: Journal, to: &File, behind: 
     // In rollback mode SQLite does not read a log, whatever lies there.
     let log = if journal == Journal::Wal { open(Member::Wal)? } else { None };
     let Some(main) = open(Member::Main)? else { return Ok(Plain::Moved) };
-    to.set_len(0).map_err(|e| io("write", &family.main(), e))?;
-    let mut to = Followed { file: to, behind };
     let made = match &log {
         Some(log) => image::overlay(&main, log, &mut to),
         None => image::overlay(&main, &none, &mut to),
@@ -183,26 +146,6 @@ pub(super) fn plain(inspected: &Inspected, journal: Journal, to: &File, behind: 
         Err(ImageError::Io(e)) => Err(io("copy", &family.main(), e)),
         Err(_) if stamps(family)? != before => Ok(Plain::Moved),
         Err(e) => Err(DatabaseError::Damaged { detail: e.to_string() }.into()),
-    }
-}
-
-/// A file that is written from its beginning to its end, with somebody behind.
-struct Followed<'a> {
-    file: &'a File,
-    behind: &'a Behind<'a>,
-}
-
-impl Sink for Followed<'_> {
-    fn write_at(&mut self, bytes: &[u8], offset: u64) -> std::io::Result<()> {
-        self.file.write_all_at(bytes, offset)?;
-        if offset.is_multiple_of(STEP) {
-            self.behind.reached(offset);
-        }
-        Ok(())
-    }
-
-    fn set_length(&mut self, length: u64) -> std::io::Result<()> {
-        self.file.set_len(length)
     }
 }
 

@@ -9,7 +9,7 @@ use statehouse_sqlite::headers::Journal;
 use statehouse_sqlite::secure::Inspected;
 use statehouse_sqlite::{Error as DatabaseError, Family, Reason};
 
-use super::behind::Behind;
+use super::behind::{Behind, Filling};
 use super::error::{Error, Result, io};
 use super::reading::Reading;
 use super::record::{self, Snapshot};
@@ -133,9 +133,10 @@ impl Work<'_> {
         // source, and then flushes, hashes and counts the copy.
         let (structure, counted, hashed, content, read_ms) = std::thread::scope(|scope| -> Result<_> {
             let behind = Behind::start(scope, file, bytes).map_err(write)?;
+            let to = Filling::new(&path, file, &behind);
             match &reading {
-                Some(reading) => source::backup(reading.connection, &path, &behind, &limits, self.watch)?,
-                None if source::plain(self.inspected, self.journal, file, &behind)? == Plain::Moved => {
+                Some(reading) => source::pages(reading.connection, to, &limits, self.watch)?,
+                None if source::plain(self.inspected, self.journal, to)? == Plain::Moved => {
                     return Err(DatabaseError::refused(Reason::Changed, family.main(), "").into());
                 }
                 None => {}
