@@ -171,6 +171,10 @@ fn a_store_whose_log_was_moved_aside_is_never_opened_as_if_it_were_whole() {
             // It says where the log is, and it is there.
             let place = error["detail"].as_str().unwrap().rsplit(' ').next().unwrap();
             assert_eq!(fs::read(Path::new(place).join("wal.replaced")).unwrap(), log, "{context}");
+            // Nor is it called healthy.
+            let verified = run(&mut stopped.command(&["verify"]), PATIENCE);
+            let check = &verified.json()["checks"][0];
+            assert_eq!((verified.code(), &check["id"], &check["status"]), (3, &"content.whole".into(), &"fail".into()));
         } else {
             assert_eq!(error["code"], "refused_wal_header", "{context}: {opened:#?}");
         }

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::examine::{Examiner, Finding, Look, Seen, Stamp};
 use crate::family::{Family, Generation, Member, Status};
 use crate::index::Index;
+use crate::known::Stamps;
 use crate::remembered::Span;
 use crate::{locks, proof, written};
 
@@ -31,6 +32,7 @@ impl Content {
         generation: &Generation,
         index: std::io::Result<Option<Index>>,
         statuses: [Option<Status>; 3],
+        believed: Stamps,
     ) -> Result<()> {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(verdict) = &seen.verdict {
@@ -40,7 +42,7 @@ impl Content {
         let finding = match index {
             Ok(index) => {
                 let Some(look) = Look::with(index, statuses, generation) else { return Ok(()) };
-                if examiner.finds_nothing(&mut seen, &look) { None } else { examiner.look_again(&mut seen) }
+                if examiner.finds_nothing(&mut seen, &look, believed) { None } else { examiner.look_again(&mut seen) }
             }
             // The lock core has met the end of a mapping before anybody looked.
             Err(e) if e.raw_os_error() == Some(rustix::io::Errno::STALE.raw_os_error()) => {

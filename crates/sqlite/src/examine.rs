@@ -40,13 +40,12 @@
 //!
 //! A full proof would read all of it, and so does `statehouse verify`.
 
-use std::hash::{DefaultHasher, Hasher};
 use std::time::Duration;
 
 use crate::error::{Destruction, Error};
 use crate::family::{Family, Generation, Member, Status};
 use crate::index::{Index, REGION_BYTES};
-use crate::known::Known;
+use crate::known::{Known, Stamps};
 use crate::locks::OpenFile;
 use crate::wal::{HEADER_BYTES, Header, ReadAt};
 
@@ -147,14 +146,14 @@ impl Examiner<'_> {
     }
 
     /// The look that is made every time; false if something is to be looked at again.
-    pub(crate) fn finds_nothing(&self, seen: &mut Seen, look: &Look) -> bool {
+    pub(crate) fn finds_nothing(&self, seen: &mut Seen, look: &Look, believed: Stamps) -> bool {
         if self.index_and_log(seen, look).is_some() {
             return false;
         }
         let Some(index) = look.index else { return true };
         seen.index = Some(index);
         match &seen.main {
-            Some(known) if known.still_is(&Stamp::of(&look.main), &index) => true,
+            Some(known) if known.still_is(&Stamp::of(&look.main), &index, believed) => true,
             _ => self.main(seen).is_none(),
         }
     }
@@ -275,16 +274,4 @@ impl Examiner<'_> {
             _ => None,
         }
     }
-}
-
-pub(crate) fn hash(main: &OpenFile, number: u32, size: u32) -> Option<u64> {
-    let mut bytes = vec![0; size as usize];
-    let read = main.fill_at(&mut bytes, u64::from(number.checked_sub(1)?) * u64::from(size)).ok()?;
-    read.then(|| hash_of(&bytes))
-}
-
-pub(crate) fn hash_of(bytes: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    hasher.write(bytes);
-    hasher.finish()
 }

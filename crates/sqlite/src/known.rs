@@ -9,28 +9,34 @@
 //! Two things would make a file look known that is not. *A look during a checkpoint* proves nothing of what lies there after it:
 //! such a look is repeated until nobody has the lock. *A stamp of the present moment*: the clock of a file system moves in
 //! steps of some milliseconds, and a second write in the same step leaves the stamp as it is. So a stamp counts only once
-//! it is older than any such step, and until then the content is looked at each time.
+//! that clock has gone on, and until then the content is looked at before anybody is answered.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::examine::{Examiner, Finding, Seen, Stamp, hash, hash_of};
+use crate::examine::{Examiner, Finding, Seen, Stamp};
 use crate::family::{Member, Status};
 use crate::headers::{MAIN_HEADER_BYTES, MainHeader};
 use crate::index::{Checkpoint, Index};
 use crate::locks::{self, OpenFile};
 use crate::ofd::WAL_CHECKPOINT;
-use crate::wal::{FRAME_HEADER_BYTES, Frames, Header, ReadAt, frame_offset, word};
+use crate::sums::{sum_of, sums};
+use crate::wal::{FRAME_HEADER_BYTES, Frames, Header, Piece, ReadAt, frame_offset, word};
 
 /// How many pages at each end of the main file are remembered by their sums, and how many spread over what lies between.
 const AT_EACH_END: u64 = 8;
 const BETWEEN: u64 = 16;
 
-/// Longer than a step of the clock by which a file system stamps its files: one tick of the kernel, 10 ms at most.
-const STEP: Duration = Duration::from_millis(20);
-
 /// The most frames of which it is foretold what a checkpoint has made. Reading more would keep a commit waiting.
 const MOST_FRAMES: u32 = 8192;
+
+/// When the stamp of a file is believed to tell that nobody has written into it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stamps {
+    /// Once any later write would have left another one.
+    OnceOld,
+    /// Before that, too: the next look does not, and comes before anybody is answered.
+    Always,
+}
 
 /// The main file as it was when somebody looked.
 #[derive(Debug, Clone)]
@@ -51,8 +57,8 @@ pub(crate) struct Known {
 
 impl Known {
     /// True if a file with this stamp is what is known, and need not be looked at.
-    pub(crate) fn still_is(&self, stamp: &Stamp, index: &Index) -> bool {
-        self.certain && self.unlocked && self.is_as_last_seen(stamp, index)
+    pub(crate) fn still_is(&self, stamp: &Stamp, index: &Index, believed: Stamps) -> bool {
+        (self.certain || believed == Stamps::Always) && self.unlocked && self.is_as_last_seen(stamp, index)
     }
 
     /// True if the file has the stamp of the last look, and nobody has checkpointed since.
@@ -70,9 +76,9 @@ impl Known {
 
     /// True if every remembered page is what it was, as far as it can be read.
     fn has_its_pages(&self, file: &OpenFile, but: impl Fn(u32) -> bool) -> bool {
-        let same =
-            |(page, sum): &(u32, u64)| but(*page) || hash(file, *page, self.page_size).is_none_or(|now| now == *sum);
-        self.pages.iter().all(same)
+        let (pages, were): (Vec<u32>, Vec<u64>) = self.pages.iter().copied().filter(|(page, _)| !but(*page)).unzip();
+        let are = sums(file, self.page_size, &pages);
+        are.iter().all(|(page, is)| pages.binary_search(page).is_ok_and(|at| were[at] == *is))
     }
 }
 
@@ -158,15 +164,11 @@ impl Examiner<'_> {
             return found("overwritten by another program: a page is not what it was before a checkpoint".into());
         }
         if now.settled {
-            let log = self.file(Member::Wal)?;
-            for (page, frame) in written.pages {
-                if frame >= index.copied || page > written.least {
-                    continue;
-                }
-                let mut bytes = vec![0; index.page_size as usize];
-                let at = frame_offset(index.page_size, u64::from(frame)) + FRAME_HEADER_BYTES;
-                let read = log.fill_at(&mut bytes, at).unwrap_or(false);
-                if read && hash(file, page, index.page_size).is_some_and(|is| is != hash_of(&bytes)) {
+            let copied = written.pages.iter().filter_map(|(page, sum)| Some((*page, (*sum)?)));
+            let copied: BTreeMap<u32, u64> = copied.filter(|(page, _)| *page <= written.least).collect();
+            let pages: Vec<u32> = copied.keys().copied().collect();
+            for (page, is) in sums(file, index.page_size, &pages) {
+                if copied.get(&page) != Some(&is) {
                     return found(format!(
                         "overwritten by another program: page {page} is not what was copied into it"
                     ));
@@ -176,25 +178,32 @@ impl Examiner<'_> {
         None
     }
 
-    /// The pages of the frames after the first `copied`. `None` if they are too many, or were overwritten meanwhile.
+    /// What the frames after the first `copied` have. `None` if they are too many, or were overwritten meanwhile.
     fn written_since(&self, copied: u32, index: &Index) -> Option<Written> {
         let log = self.file(Member::Wal)?;
         let mut written = Written { pages: BTreeMap::new(), least: index.pages };
         if index.frames.saturating_sub(copied) > MOST_FRAMES {
             return None;
         }
-        for frame in copied..index.frames {
-            let mut header = [0; FRAME_HEADER_BYTES as usize];
-            if !log.fill_at(&mut header, frame_offset(index.page_size, u64::from(frame))).ok()?
-                || header[8..16] != index.salts
-            {
-                return None;
+        // From the end, for of each page the newest frame counts, and the others need no sum.
+        let mut piece = Piece::new(index.page_size);
+        let (first, mut end) = (u64::from(copied), u64::from(index.frames));
+        while first < end {
+            let begin = end.saturating_sub(piece.most()).max(first);
+            piece.read(&log, begin..end).ok()?;
+            for n in (begin..end).rev() {
+                let (header, page) = piece.frame(n)?.split_at_checked(FRAME_HEADER_BYTES as usize)?;
+                if header[8..16] != index.salts {
+                    return None;
+                }
+                let copied = n < u64::from(index.copied);
+                written.pages.entry(word(header, 0)).or_insert_with(|| copied.then(|| sum_of(page)));
+                let commit = word(header, 4);
+                if commit != 0 {
+                    written.least = written.least.min(commit);
+                }
             }
-            written.pages.insert(word(&header, 0), frame);
-            let commit = word(&header, 4);
-            if commit != 0 {
-                written.least = written.least.min(commit);
-            }
+            end = begin;
         }
         Some(written)
     }
@@ -213,7 +222,7 @@ impl Examiner<'_> {
         if !read || bytes[8..16] != index.salts || number == 0 || number > index.pages {
             return true;
         }
-        hash(&main, number, size).is_none_or(|h| h == hash_of(&bytes[FRAME_HEADER_BYTES as usize..]))
+        sums(&main, size, &[number]).first().is_none_or(|(_, is)| *is == sum_of(&bytes[FRAME_HEADER_BYTES as usize..]))
     }
 
     /// True if somebody holds the lock of a checkpoint, or that cannot be found out.
@@ -236,8 +245,8 @@ impl Examiner<'_> {
 
 /// What frames of a log have.
 struct Written {
-    /// The newest frame of each page, from 0.
-    pages: BTreeMap<u32, u32>,
+    /// The sum of each page as its newest frame has it; none if that frame was not copied yet.
+    pages: BTreeMap<u32, Option<u64>>,
     /// The fewest pages that the database had after one of the commits. A page beyond was cut off for a while, and what is there
     /// now need not be in any frame.
     least: u32,
@@ -245,9 +254,32 @@ struct Written {
 
 /// True if a write after this moment is sure to leave another stamp.
 fn is_old(stamp: &Stamp) -> bool {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    let then = u128::try_from(stamp.changed_ns.max(stamp.modified_ns)).unwrap_or(0);
-    now > then + STEP.as_nanos()
+    let then = i128::from(stamp.changed_ns.max(stamp.modified_ns));
+    files_clock() > then.saturating_add(grain(then))
+}
+
+/// What the clock says, in nanoseconds since 1970, by which the kernel stamps files: it moves with the ticks of the kernel.
+#[cfg(target_os = "linux")]
+fn files_clock() -> i128 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
+}
+
+/// A time, in nanoseconds since 1970, that is before the stamp of any later write: a tick is 20 ms at most.
+#[cfg(not(target_os = "linux"))]
+fn files_clock() -> i128 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    i128::try_from(now.as_nanos()).unwrap_or(0) - 20_000_000
+}
+
+/// How far apart the stamps of a file system may be that has made this one: some keep hundredths of a second, or whole
+/// seconds, or every other one, and then what is finer is zero.
+fn grain(stamp_ns: i128) -> i128 {
+    let mut grain = 1;
+    while grain < 1_000_000_000 && stamp_ns % (grain * 10) == 0 {
+        grain *= 10;
+    }
+    2 * grain
 }
 
 /// The sums of some pages of a file: those at both ends, and some between. All of a small one.
@@ -258,6 +290,26 @@ fn remembered(file: &OpenFile, size: u64, page_size: u32) -> Vec<(u32, u64)> {
     let first = 1..=count.min(AT_EACH_END);
     let last = count.saturating_sub(AT_EACH_END).max(AT_EACH_END) + 1..=count;
     let spread = (AT_EACH_END + 1..=count.saturating_sub(AT_EACH_END)).step_by(usize::try_from(step).unwrap_or(1));
-    let numbers = first.chain(spread).chain(last).filter_map(|n| u32::try_from(n).ok());
-    numbers.filter_map(|page| Some((page, hash(file, page, page_size)?))).collect()
+    let numbers: Vec<u32> = first.chain(spread).chain(last).filter_map(|n| u32::try_from(n).ok()).collect();
+    sums(file, page_size, &numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stamp_without_fractions_of_a_second_is_not_old_before_the_next_one_could_differ() {
+        assert_eq!(grain(1_700_000_000_123_456_789), 2);
+        assert_eq!(grain(1_700_000_000_120_000_000), 20_000_000);
+        assert_eq!(grain(1_700_000_001_000_000_000), 2_000_000_000);
+        assert_eq!(grain(0), 2_000_000_000);
+        let now = i64::try_from(files_clock()).unwrap_or(0);
+        let stamp = |ns| Stamp { size: 0, modified_ns: 0, changed_ns: ns };
+        let second = 1_000_000_000;
+        assert!(!is_old(&stamp(now + 1)), "of this moment");
+        assert!(is_old(&stamp((now - second) | 1)));
+        assert!(!is_old(&stamp(now / second * second)), "of a file system that keeps seconds");
+        assert!(is_old(&stamp((now / second - 3) * second)));
+    }
 }

@@ -111,6 +111,8 @@ pub mod side;
 #[cfg(target_os = "linux")]
 mod signals;
 #[cfg(target_os = "linux")]
+mod sums;
+#[cfg(target_os = "linux")]
 pub mod ticket;
 #[cfg(target_os = "linux")]
 pub mod turnstile;
@@ -120,6 +122,7 @@ mod write_thread;
 pub mod writeback;
 #[cfg(target_os = "linux")]
 mod writer;
+#[cfg(target_os = "linux")]
 mod written;
 
 #[cfg(target_os = "linux")]

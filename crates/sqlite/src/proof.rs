@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use rusqlite::Connection;
 
 use crate::error::{Error, Result};
-use crate::examine::{Examiner, PAUSE, Seen, TRIES, hash, hash_of};
+use crate::examine::{Examiner, PAUSE, Seen, TRIES};
 use crate::family::{Family, Generation, Member};
 use crate::index::Index;
 use crate::locks::OpenFile;
+use crate::sums::{sum_of, sums};
 use crate::wal::{Frames, Header};
 
 /// Whether the log is whole up to its last commit and the main file has what was copied from it; what is wrong otherwise.
@@ -46,7 +47,7 @@ fn disagreement(main: &OpenFile, log: &OpenFile, index: &Index) -> std::io::Resu
             && let Some(frame) = frames.next()?
         {
             whole = frame.index + 1;
-            pending.push((frame.page, (frame.index, hash_of(frames.page()))));
+            pending.push((frame.page, (frame.index, sum_of(frames.page()))));
             if frame.commit != 0 {
                 newest.extend(pending.drain(..));
                 // What a smaller database does not have was not copied either.
@@ -63,8 +64,11 @@ fn disagreement(main: &OpenFile, log: &OpenFile, index: &Index) -> std::io::Resu
     if index.quiet().is_none() {
         return Ok(None);
     }
-    for (page, (frame, in_log)) in newest {
-        if frame < u64::from(index.copied) && hash(main, page, index.page_size) != Some(in_log) {
+    newest.retain(|_, (frame, _)| *frame < u64::from(index.copied));
+    let pages: Vec<u32> = newest.keys().copied().collect();
+    let in_main: BTreeMap<u32, u64> = sums(main, index.page_size, &pages).into_iter().collect();
+    for (page, (_, in_log)) in newest {
+        if in_main.get(&page) != Some(&in_log) {
             return Ok(Some((
                 Member::Main,
                 format!("overwritten by another program: page {page} is not what was copied into it"),

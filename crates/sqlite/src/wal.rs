@@ -7,6 +7,7 @@
 mod contents;
 mod earlier;
 mod lacking;
+mod piece;
 mod transactions;
 
 use std::io;
@@ -14,6 +15,7 @@ use std::io;
 pub use contents::{Contents, Upto};
 pub use earlier::earlier_round;
 pub use lacking::{Lacking, lacking};
+pub(crate) use piece::Piece;
 pub use transactions::{Extent, Transaction, Transactions};
 
 /// Bytes of the header of a log.
@@ -32,24 +34,29 @@ pub trait ReadAt {
     /// The system's answer.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
 
-    /// Fills `buffer` from `offset`; false if the source ends before that.
+    /// Reads as much of `buffer` from `offset` as the source has there, and says how much that is.
     ///
     /// # Errors
     /// The system's answer.
-    fn fill_at(&self, mut buffer: &mut [u8], mut offset: u64) -> io::Result<bool> {
-        while !buffer.is_empty() {
-            match self.read_at(buffer, offset) {
-                Ok(0) => return Ok(false),
-                Ok(n) => {
-                    let n = n.min(buffer.len());
-                    buffer = &mut std::mem::take(&mut buffer)[n..];
-                    offset = offset.saturating_add(n as u64);
-                }
+    fn read_most_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buffer.len() {
+            match self.read_at(&mut buffer[done..], offset.saturating_add(done as u64)) {
+                Ok(0) => break,
+                Ok(n) => done += n.min(buffer.len() - done),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
         }
-        Ok(true)
+        Ok(done)
+    }
+
+    /// Fills `buffer` from `offset`; false if the source ends before that.
+    ///
+    /// # Errors
+    /// The system's answer.
+    fn fill_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<bool> {
+        Ok(self.read_most_at(buffer, offset)? == buffer.len())
     }
 }
 
@@ -98,18 +105,19 @@ pub struct Checksum(pub u32, pub u32);
 
 impl Checksum {
     /// Mixes `bytes` in; what is beyond a multiple of eight is not looked at.
-    pub fn mix(mut self, bytes: &[u8], big_endian: bool) -> Checksum {
-        for pair in bytes.chunks_exact(8) {
-            let (a, b) = ([pair[0], pair[1], pair[2], pair[3]], [pair[4], pair[5], pair[6], pair[7]]);
-            let (a, b) = if big_endian {
-                (u32::from_be_bytes(a), u32::from_be_bytes(b))
-            } else {
-                (u32::from_le_bytes(a), u32::from_le_bytes(b))
-            };
-            self.0 = self.0.wrapping_add(a).wrapping_add(self.1);
-            self.1 = self.1.wrapping_add(b).wrapping_add(self.0);
+    pub fn mix(self, bytes: &[u8], big_endian: bool) -> Checksum {
+        // One loop for each, for this is what a look at a log costs most.
+        if big_endian { self.mix_words(bytes, u32::from_be_bytes) } else { self.mix_words(bytes, u32::from_le_bytes) }
+    }
+
+    fn mix_words(self, bytes: &[u8], word: impl Fn([u8; 4]) -> u32) -> Checksum {
+        let Checksum(mut first, mut second) = self;
+        let (pairs, _) = bytes.as_chunks::<8>();
+        for [a, b, c, d, e, f, g, h] in pairs.iter().copied() {
+            first = first.wrapping_add(word([a, b, c, d])).wrapping_add(second);
+            second = second.wrapping_add(word([e, f, g, h])).wrapping_add(first);
         }
-        self
+        Checksum(first, second)
     }
 }
 
@@ -196,15 +204,14 @@ pub struct Frames<'a> {
     header: Header,
     next: u64,
     checksum: Checksum,
-    buffer: Vec<u8>,
+    piece: Piece,
     ended: bool,
 }
 
 impl<'a> Frames<'a> {
     /// The frames after a header.
     pub fn new(wal: &'a dyn ReadAt, header: Header) -> Frames<'a> {
-        let buffer = vec![0; (FRAME_HEADER_BYTES as usize) + header.page_size as usize];
-        Frames { wal, header, next: 0, checksum: header.checksum, buffer, ended: false }
+        Frames { wal, header, next: 0, checksum: header.checksum, piece: Piece::new(header.page_size), ended: false }
     }
 
     /// The next valid frame; `None` from the first invalid one on.
@@ -219,9 +226,11 @@ impl<'a> Frames<'a> {
         if self.ended {
             return Ok(None);
         }
-        let read = self.wal.fill_at(&mut self.buffer, self.header.frame_offset(self.next))?;
-        let frame = if read { verify(&self.header, &self.buffer, self.next, self.checksum) } else { None };
-        match frame {
+        if self.piece.frame(self.next).is_none() {
+            self.piece.read(self.wal, self.next..u64::MAX)?;
+        }
+        let bytes = self.piece.frame(self.next);
+        match bytes.and_then(|bytes| verify(&self.header, bytes, self.next, self.checksum)) {
             Some((frame, checksum)) => {
                 self.checksum = checksum;
                 self.next += 1;
@@ -236,7 +245,8 @@ impl<'a> Frames<'a> {
 
     /// The page of the frame that `next` gave last.
     pub fn page(&self) -> &[u8] {
-        &self.buffer[FRAME_HEADER_BYTES as usize..]
+        let last = self.next.checked_sub(1).and_then(|last| self.piece.frame(last));
+        last.and_then(|frame| frame.get(FRAME_HEADER_BYTES as usize..)).unwrap_or_default()
     }
 }
 

@@ -270,13 +270,14 @@ pub(crate) struct Writing<'a> {
 /// Returns the frames that it made, if that can be told.
 pub(crate) fn commit(writing: &Writing<'_>, batch: &mut Vec<Queued>) -> Result<Option<Span>> {
     let Writing { connection, record, .. } = *writing;
-    record.check()?;
+    record.check_quickly()?;
     begin(connection, record, batch)?;
     let before = record.index();
     writing.signals.made.store(0, Ordering::Relaxed);
     // With an index that was cut off meanwhile the statements may have read pages that are older than the last commit, and
     // what was made from them must not become a commit.
-    let done = statements(connection, batch).and_then(|()| record.check()).and_then(|()| Ok(connection.commit()?));
+    let done =
+        statements(connection, batch).and_then(|()| record.check_quickly()).and_then(|()| Ok(connection.commit()?));
     if done.is_err() && !connection.is_autocommit() {
         // If even this fails the connection still has its transaction, and the next BEGIN says so.
         let _ = connection.execute_batch("ROLLBACK");

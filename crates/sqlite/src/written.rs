@@ -12,7 +12,7 @@
 use crate::examine::{PAUSE, TRIES};
 use crate::index::Index;
 use crate::remembered::Span;
-use crate::wal::{FRAME_HEADER_BYTES, Header, ReadAt, stored_checksum, verify};
+use crate::wal::{FRAME_HEADER_BYTES, Header, Piece, ReadAt, stored_checksum, verify};
 
 /// True if the log does not have these frames, or not the one before them, though it was not begun anew. What cannot be read
 /// proves nothing.
@@ -54,10 +54,12 @@ fn are_there(log: &dyn ReadAt, span: Span) -> std::io::Result<bool> {
             stored_checksum(&frame)
         }
     };
-    let mut frame = vec![0; FRAME_HEADER_BYTES as usize + header.page_size as usize];
+    let mut piece = Piece::new(header.page_size);
     for n in first..u64::from(span.last) {
-        let read = log.fill_at(&mut frame, header.frame_offset(n))?;
-        let Some((_, after)) = Some(()).filter(|()| read).and_then(|()| verify(&header, &frame, n, checksum)) else {
+        if piece.frame(n).is_none() {
+            piece.read(log, n..u64::from(span.last))?;
+        }
+        let Some((_, after)) = piece.frame(n).and_then(|frame| verify(&header, frame, n, checksum)) else {
             return Ok(false);
         };
         checksum = after;

@@ -13,7 +13,6 @@ mod view;
 mod wait;
 mod written;
 
-use statehouse_sqlite::words;
 use std::path::Path;
 use std::time::Duration;
 
@@ -25,7 +24,8 @@ use statehouse_sqlite::headers;
 use statehouse_sqlite::holders::{self, Verdict};
 use statehouse_sqlite::secure::{self, Purpose};
 use statehouse_sqlite::shell::word;
-use statehouse_sqlite::{Error, Family, Result};
+use statehouse_sqlite::words;
+use statehouse_sqlite::{Error, Family, Reason, Result};
 
 use crate::check::{Check, Found, Outcome, run};
 use crate::{attach, incidents};
@@ -145,7 +145,6 @@ pub fn read(path: &Path, scratch: &Path, patience: Duration) -> Result<Seen> {
 }
 
 fn refuse_alarming(family: &Family) -> Result<()> {
-    use statehouse_sqlite::Reason;
     match holders::dangerous(family)?.first() {
         None => Ok(()),
         Some(h) => {
@@ -161,9 +160,9 @@ fn refuse_alarming(family: &Family) -> Result<()> {
 /// When there is nothing to verify: no database, or files that are not safe to look at.
 pub fn verify(proof: &Proof<'_>) -> Result<Verification> {
     let family = Family::of(proof.path)?;
-    if let Some(mark) = destroyed::mark(&family)? {
+    if let Some(not_whole) = not_whole(&family)? {
         // Whatever else could be found out would be about something else than what was acknowledged.
-        let mut checks = vec![run("content.whole", || ruined(&family, &mark))];
+        let mut checks = vec![not_whole];
         checks.extend(told_incidents(&family));
         return Ok(Verification { path: family.main().to_string_lossy().into_owned(), healthy: false, checks });
     }
@@ -187,6 +186,19 @@ pub fn verify(proof: &Proof<'_>) -> Result<Verification> {
     checks.extend(told_incidents(&family));
     let healthy = !checks.iter().any(|c| c.status.unhealthy());
     Ok(Verification { path: family.main().to_string_lossy().into_owned(), healthy, checks })
+}
+
+/// What is to be said of files that are not the whole database.
+fn not_whole(family: &Family) -> Result<Option<Check>> {
+    if let Some(mark) = destroyed::mark(family)? {
+        return Ok(Some(run("content.whole", || ruined(family, &mark))));
+    }
+    match destroyed::refuse(family) {
+        Err(e) if e.reason() == Some(Reason::HalfRestored) => {
+            Ok(Some(run("content.whole", || Found::error("a restore was ended before it was done", &e))))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// What is to be said of a database that was destroyed under a process of ours.
