@@ -165,3 +165,50 @@ fn stamps(family: &Family) -> Result<Stamps> {
 fn stamps_of(inspected: &Inspected) -> Stamps {
     STAMPED.map(|m| inspected.get(m).map(|seen| stamp(&seen.status)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshots::behind::Behind;
+
+    /// Copies what `from` sees into a new file beside others, and gives its bytes.
+    fn copied(from: &Connection, to: &std::path::Path, expected: u64) -> Vec<u8> {
+        let file = files::open_private(to).unwrap();
+        let limits = Limits::of(&Wish::because("test"));
+        std::thread::scope(|scope| {
+            let behind = Behind::start(scope, &file, expected).unwrap();
+            pages(from, Filling::new(to, &file, &behind), &limits, &|_| {}).unwrap();
+            behind.end().unwrap();
+        });
+        let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_copy_has_every_byte_of_its_source_whatever_the_page_size_and_however_wrong_the_expected_length_was() {
+        let directory = tempfile::tempdir().unwrap();
+        for page_size in [512, 4096, 65536] {
+            let path = directory.path().join(format!("{page_size}.db"));
+            let db = Connection::open(&path).unwrap();
+            db.execute_batch(&format!(
+                "PRAGMA page_size={page_size}; CREATE TABLE t(x);
+                 WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000)
+                 INSERT INTO t SELECT randomblob(1000) FROM n; DELETE FROM t WHERE rowid % 7 = 0;"
+            ))
+            .unwrap();
+            drop(db);
+            let mut source = vec![0; usize::try_from(path.metadata().unwrap().len()).unwrap()];
+            files::open(&path).unwrap().read_exact_at(&mut source, 0).unwrap();
+            assert!(source.len() > 2 << 20 && !source.len().is_multiple_of(1 << 20), "{}", source.len());
+            let db = Connection::open(&path).unwrap();
+            for expected in [0, source.len() as u64, 2 * source.len() as u64] {
+                let to = directory.path().join(format!("{page_size}-{expected}.copy"));
+                assert!(copied(&db, &to, expected) == source, "{page_size} {expected}");
+                // What was asked for in vain is given back.
+                let blocks = rustix::fs::stat(&to).unwrap().st_blocks.unsigned_abs() * 512;
+                assert!(blocks < source.len() as u64 + (256 << 10), "{page_size} {expected}: {blocks}");
+            }
+        }
+    }
+}
