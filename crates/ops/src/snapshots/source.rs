@@ -167,6 +167,7 @@ fn stamps_of(inspected: &Inspected) -> Stamps {
 }
 
 #[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
     use super::*;
     use crate::snapshots::behind::Behind;
