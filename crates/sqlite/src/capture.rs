@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 pub use error::TakeError;
 pub use merged::Merge;
+pub(crate) use take::{of_others, own};
 pub use take::{Failed, Taken, Took, Wanted, Whose, take};
 
 use crate::captures::{self, IMAGE, LOG, MANIFEST, OVERTAKEN, UNREADABLE};

@@ -166,7 +166,7 @@ impl Story {
     }
 
     /// Adds what the capture of this generation says of itself.
-    pub(crate) fn captured(&mut self, family: &Family) {
+    pub fn captured(&mut self, family: &Family) {
         let captures = capture::list(family).unwrap_or_default();
         let same =
             |c: &&capture::Capture| about_generation(&c.manifest.generation) == about_generation(&self.generation);
