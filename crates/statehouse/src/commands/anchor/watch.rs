@@ -395,12 +395,14 @@ impl Watch {
     /// Lets go of everything, and leaves nothing behind but what would be lost with its descriptors.
     pub(super) fn end(mut self) {
         // It may have been removed since the last turn.
-        let retired = self.held.as_ref().is_some_and(|held| !held.current());
-        self.release(if retired { Why::Retired } else { Why::Stopped });
+        if self.held.as_ref().is_some_and(|held| !held.current()) {
+            self.release(Why::Retired);
+        }
         if self.kept.is_owed() {
             self.capture();
         }
         self.tell_story(true);
+        self.release(Why::Stopped);
         self.kept.end();
         if let Some(seat) = self.seat.take() {
             seat.leave();
