@@ -34,5 +34,6 @@ mod rounds;
 mod situations;
 mod snapshot_trouble;
 mod snapshots;
+mod starting;
 mod up;
 mod verify;
