@@ -90,16 +90,48 @@ fn move_leftovers(family: &Family) -> Result<()> {
     Ok(())
 }
 
-/// Somebody who has the empty file open could fill it after it lost its name.
+/// Somebody who has the empty file open could go on there after it lost its name: for SQLite asks whether a file was moved only where it
+/// has pages, and finds log and journal by the path. What he writes would come beside the log of the database that is put back, or
+/// leave a journal that cuts it off to nothing.
 fn refuse_users_of_main(family: &Family) -> Result<()> {
+    match users_of_main(family)? {
+        Some((who, stop)) => {
+            let holder = format!("{who}, which has an empty file open in the place of the database; to stop it: {stop}");
+            Err(Error::Busy { waited: std::time::Duration::ZERO, holder: Some(holder) })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Who has the file open that lies in the place of the main file, and what stops them.
+fn users_of_main(family: &Family) -> Result<Option<(String, String)>> {
     let uses = |h: &&holders::Holder| {
         h.files.iter().any(|f| f.member == Member::Main && f.generation == holders::Standing::Current)
     };
     let report = holders::scan(family)?;
-    let Some(user) = report.holders.iter().find(uses) else { return Ok(()) };
-    let holder =
-        format!("a process that has an empty file open in the place of the database; to stop it: {}", user.stop);
-    Err(Error::Busy { waited: std::time::Duration::ZERO, holder: Some(holder) })
+    let users: Vec<_> = report.holders.iter().filter(uses).collect();
+    let name = |h: &&holders::Holder| {
+        let pid = h.pid.map_or_else(|| "a process that cannot be seen".to_owned(), |pid| format!("PID {pid}"));
+        match h.role.as_ref().or(h.command.first()) {
+            Some(program) => format!("{pid} ({})", crate::words::one_line(std::slice::from_ref(program))),
+            None => pid,
+        }
+    };
+    let all = |of: Vec<String>, by: &str| of.join(by);
+    let stops = users.iter().map(|h| h.stop.clone()).collect();
+    Ok((!users.is_empty()).then(|| (all(users.iter().map(name).collect(), ", "), all(stops, "; "))))
+}
+
+/// What a person has to do before the main file can be put back; `None` if nobody is in the way.
+pub(crate) fn in_the_way(family: &Family) -> Option<String> {
+    if Status::of(&family.main()).ok()?.is_none_or(|s| !captures::is_empty(&s)) {
+        return None;
+    }
+    let (who, stop) = users_of_main(family).ok()??;
+    Some(format!(
+        "{who} has an empty file open in the place of the database, and what is captured can be put back only when it has closed it. \
+         Stop it: `{stop}`. The rest goes by itself"
+    ))
 }
 
 /// Renames unless something has the new name; true if it did.
