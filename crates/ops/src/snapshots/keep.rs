@@ -84,6 +84,16 @@ fn allowed(family: &Family, keep: &Keep) -> Result<u64> {
     Ok((total * keep.disk_share.clamp(0.0, 1.0)) as u64)
 }
 
+/// Takes a good snapshot away whose file is this, for it was taken before something that was not done.
+pub(crate) fn forget(family: &Family, file: &std::path::Path) -> Result<()> {
+    let all = record::all(family)?;
+    if let Some(own) = all.iter().find(|s| s.path == file && is_before(&s.reason)) {
+        std::fs::remove_file(&own.path).map_err(|e| io("remove", &own.path, e))?;
+        let _ = std::fs::remove_file(record::record_path(&record::directory(family), &own.id));
+    }
+    Ok(())
+}
+
 /// Removes what is not kept. To be called when a new good one is in its place; what cannot be removed is there the next time.
 pub(super) fn prune(family: &Family, keep: &Keep) -> Result<()> {
     let all = record::all(family)?;
