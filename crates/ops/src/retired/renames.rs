@@ -14,7 +14,7 @@ use rusqlite::Connection;
 
 use super::cell::same;
 use super::error::Result;
-use super::schema::{Key, Schema, Table};
+use super::schema::{Column, Key, Schema, Table};
 use super::source::Source;
 use crate::maintenance::quoted;
 
@@ -67,22 +67,22 @@ pub(super) fn read(live: &Connection, schema: &Schema, source: &Source, rows: &C
 
 /// Gives the columns of a table the names that they have here, if that is shown; says why its rows are kept aside, if it may be so.
 fn columns(live: &Connection, first: &Connection, table: &mut Table, here: &Table) -> Result<()> {
-    let only_theirs: Vec<&str> =
-        table.columns.iter().filter(|c| !here.has(&c.name)).map(|c| c.name.as_str()).collect();
-    let only_here: Vec<&str> =
-        here.columns.iter().filter(|c| !table.has(&c.name)).map(|c| c.name.as_str()).collect();
-    if only_theirs.is_empty() || only_here.is_empty() {
+    let only_theirs: Vec<&Column> = table.columns.iter().filter(|c| !here.has(&c.name)).collect();
+    let only_here: Vec<&Column> = here.columns.iter().filter(|c| !table.has(&c.name)).collect();
+    // A column that was renamed has the type that it had.
+    if !only_theirs.iter().any(|a| only_here.iter().any(|b| a.kind.eq_ignore_ascii_case(&b.kind))) {
         return Ok(());
     }
+    let names = |of: &[&Column]| of.iter().map(|c| c.name.as_str()).collect::<Vec<_>>().join(", ");
+    let (only_theirs, only_here) = (names(&only_theirs), names(&only_here));
     let one = table.root != 0 && table.root == here.root && is_of_one_shape(table, here);
     if one && (is_empty(live, &here.name)? || share_a_row(live, first, table, here)?) {
         table.under(here);
         return Ok(());
     }
     table.aside = Some(format!(
-        "the capture alone has {} and the database alone has {}: these may be the same under other names, which cannot be shown",
-        only_theirs.join(", "),
-        only_here.join(", ")
+        "the capture alone has {only_theirs} and the database alone has {only_here}: these may be the same under other names, which \
+         cannot be shown"
     ));
     Ok(())
 }

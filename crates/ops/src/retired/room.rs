@@ -17,6 +17,7 @@ use super::error::{Result, io};
 use super::pair::Pair;
 use crate::maintenance;
 use crate::maintenance::room::{MARGIN, free};
+use crate::snapshots::reserve;
 
 /// Header of a frame, and its place in the index of the log.
 const FRAME: u64 = 24 + 8;
@@ -49,9 +50,13 @@ pub struct Needs {
 impl Weight {
     pub(super) fn of(live: &Connection) -> Result<Weight> {
         let number = |name: &str| live.pragma_query_value(None, name, |r| r.get::<_, i64>(0));
-        let mode: String = live.pragma_query_value(None, "journal_mode", |r| r.get(0))?;
         let (page_size, pages) = (number("page_size")?.unsigned_abs().max(512), number("page_count")?.unsigned_abs());
-        Ok(Weight { page_size, pages, wal: mode.eq_ignore_ascii_case("wal"), ..Weight::default() })
+        Ok(Weight { page_size, pages, ..Weight::default() })
+    }
+
+    /// Pages are written through a log, or are what they were in a journal.
+    pub(super) fn through(self, wal: bool) -> Weight {
+        Weight { wal, ..self }
     }
 
     fn add(&mut self, pair: &Pair, new: &New<'_>) {
@@ -107,7 +112,8 @@ impl Needs {
     pub(super) fn require(self, directory: &Path) -> Result<()> {
         let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
         let (room, _) = free(directory).map_err(|e| io("ask for the free space of", directory, e))?;
-        let all = self.copy + self.log + self.grows;
+        // A snapshot leaves so much to the database.
+        let all = self.copy + (self.log + self.grows).max(if self.copy > 0 { reserve(self.copy) } else { 0 });
         if room >= all {
             return Ok(());
         }

@@ -1,6 +1,7 @@
 //! The answer of `retired show`: how a capture stands to its database, table by table.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -268,17 +269,32 @@ pub(super) fn looked(path: &Path, id: &str, rows: bool, foretold: bool, asked: &
     Ok(shown)
 }
 
-/// How the main file stands to the log.
-pub(super) fn lacks(family: &Family, source: &Source) -> Option<Lacking> {
-    let log = files::open(source.log.as_deref()?).ok()?;
-    let main = files::open(&family.main()).ok()?;
-    wal::lacking(&main, &log).ok()
+/// What the files say, before the database is open in this process.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stands {
+    /// How the main file stands to the log of the capture.
+    lacking: Option<Lacking>,
+    /// True if the database has a log and not a journal.
+    wal: bool,
+}
+
+/// Looks at the files of the database, which nothing in this process may have open.
+pub(super) fn lacks(family: &Family, source: &Source) -> Stands {
+    let main = files::open(&family.main()).ok();
+    let lacking = main.as_ref().and_then(|main| {
+        let log = files::open(source.log.as_deref()?).ok()?;
+        wal::lacking(main, &log).ok()
+    });
+    let mut version = [0];
+    // The version that is needed to write it, in the header.
+    let read = main.as_ref().is_some_and(|main| main.read_exact_at(&mut version, 18).is_ok());
+    Stands { lacking, wal: !read || version == [2] }
 }
 
 /// True if the structure of the database must be proved before anything is said of it: another generation may have changed its
 /// main file, or a part of the log is in it and the rest is not.
-pub(super) fn is_suspicious(source: &Source, lacks: Option<Lacking>) -> bool {
-    !source.is_whole() || lacks.is_some_and(|l| l.torn)
+pub(super) fn is_suspicious(source: &Source, lacks: Stands) -> bool {
+    !source.is_whole() || lacks.lacking.is_some_and(|l| l.torn)
 }
 
 /// What is answered where the database is damaged itself.
@@ -297,7 +313,7 @@ fn restore(family: &Family, source: &Source) -> Option<String> {
     source.is_whole().then(|| format!("statehouse restore {} {}", word(&place), word(&path.to_string_lossy())))
 }
 
-pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks: Option<Lacking>) -> Shown {
+pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks: Stands) -> Shown {
     let mut shown = Shown {
         id: source.id.clone(),
         path: family.main().to_string_lossy().into_owned(),
@@ -313,7 +329,7 @@ pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks:
         rebuild: Vec::new(),
         restore: None,
         may_change: BTreeMap::new(),
-        room: compared.weight.map(|w| w.needs()),
+        room: compared.weight.map(|w| w.through(lacks.wal).needs()),
         would_refuse: None,
         refused_because: None,
     };
@@ -328,7 +344,7 @@ pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks:
     shown.rebuild = rebuild(&shown, compared.unkept, family);
     shown.gone.extend(overwritten(&shown, source));
     if shown.to_bring_back() + shown.conflicting() + shown.unplaced > 0 {
-        shown.commits_missing = lacks.map_or(shown.transactions, |l| l.missing);
+        shown.commits_missing = lacks.lacking.map_or(shown.transactions, |l| l.missing);
     }
     shown
 }

@@ -43,7 +43,7 @@ pub(super) fn is_before(reason: &str) -> bool {
 }
 
 /// Bytes of the volume that a snapshot leaves to the database for its log.
-pub(super) fn reserve(bytes: u64) -> u64 {
+pub(crate) fn reserve(bytes: u64) -> u64 {
     (bytes / 20).clamp(256 << 10, 64 << 20)
 }
 
