@@ -135,8 +135,7 @@ pub fn run(asked: &Asked<'_>) -> Result<Restored> {
     let mut done = in_place(asked, &family).map_err(|e| e.naming(&family, begun))?;
     // What waits for the rows of a capture need not wait any more. A store of ours takes over its captures by itself.
     if done.kind == "capture" && !Present::of(&family)?.ours() {
-        let looking =
-            retired::Asked { scratch: asked.scratch, patience: asked.wanted.patience, watch: asked.watch };
+        let looking = retired::Asked { scratch: asked.scratch, patience: asked.wanted.patience, watch: asked.watch };
         match retired::restored(asked.path, &done.source, &looking) {
             Ok(note) => done.notes.extend(note),
             Err(e) => done.notes.push(format!("it could not be seen whether the capture has more: {e}")),

@@ -133,7 +133,9 @@ impl<'a> Apply<'a> {
     /// A constraint that has ended the transaction was that of a trigger which says so.
     fn ended_by_trigger(&self, pair: &Pair, e: &rusqlite::Error) -> Error {
         let names = || -> rusqlite::Result<Vec<String>> {
-            let mut all = self.writer.prepare("SELECT name FROM sqlite_schema WHERE type = 'trigger' AND sql LIKE '%rollback%'")?;
+            let mut all = self
+                .writer
+                .prepare("SELECT name FROM sqlite_schema WHERE type = 'trigger' AND sql LIKE '%rollback%'")?;
             all.query_map([], |r| r.get(0))?.collect()
         };
         let of = match names().unwrap_or_default() {

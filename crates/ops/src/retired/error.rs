@@ -48,6 +48,12 @@ pub enum Error {
         /// What puts the whole capture in its place, as it is typed; `None` where the capture is not whole by itself.
         restore: Option<String>,
     },
+    /// A volume has less room than the merge may take. Nothing was done.
+    #[error("there is not enough room for the merge")]
+    NoRoom {
+        /// What is needed and free.
+        numbers: String,
+    },
     /// A trigger has ended the whole transaction instead of refusing a row. All was undone.
     #[error("a trigger of the table {table} ended the merge, and all was undone")]
     EndedByTrigger {
@@ -87,6 +93,7 @@ impl Error {
             Error::CannotWrite { .. } => "missing_module",
             Error::Exists { .. } => "exists",
             Error::Ruined { .. } => "damaged_database",
+            Error::NoRoom { .. } => "no_room",
             Error::EndedByTrigger { .. } => "ended_by_trigger",
             Error::Dangling { .. } => "foreign_key",
             Error::Miscounted { .. } => "undone",
@@ -102,6 +109,7 @@ impl Error {
             | Error::CannotWrite { .. }
             | Error::Exists { .. }
             | Error::Ruined { .. }
+            | Error::NoRoom { .. }
             | Error::EndedByTrigger { .. } => true,
             Error::NoCapture { .. } | Error::Dangling { .. } | Error::Miscounted { .. } => false,
         }
@@ -128,7 +136,10 @@ impl Error {
         match self {
             Error::Maintenance(e) => e.detail(),
             Error::Snapshot(e) => e.detail(),
-            Error::Unreadable { why, .. } | Error::CannotWrite { why, .. } | Error::EndedByTrigger { why, .. } => why.clone(),
+            Error::Unreadable { why, .. } | Error::CannotWrite { why, .. } | Error::EndedByTrigger { why, .. } => {
+                why.clone()
+            }
+            Error::NoRoom { numbers } => numbers.clone(),
             Error::Dangling { found } | Error::Miscounted { found } | Error::Ruined { found, .. } => found.clone(),
             Error::NoCapture { .. } | Error::Exists { .. } => String::new(),
         }
@@ -148,6 +159,9 @@ impl Error {
 
     fn plain_hint(&self) -> &'static str {
         match self {
+            Error::NoRoom { .. } => {
+                "Nothing was changed. Free space on that volume; `--into FILE` may name a file on another one."
+            }
             Error::EndedByTrigger { .. } => {
                 "Nothing was changed, and the capture has all of its rows. Let the program that owns the database drop the trigger, merge, \
                  and let it make it again; a trigger that says RAISE(ABORT) or RAISE(IGNORE) keeps out only the row that it is about."

@@ -45,6 +45,6 @@ pub use merge::{Evidence, Merged, merge, merge_into, preview};
 pub use own::offer;
 pub use rebuild::Rebuild;
 pub use room::Needs;
-pub use told::restored;
 pub use show::{Asked, Listed, Shown, TableShown, show};
 pub use source::{Kind, Opening, Source};
+pub use told::restored;

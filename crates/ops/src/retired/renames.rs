@@ -116,7 +116,9 @@ fn share_a_row(live: &Connection, theirs: &Connection, table: &Table, here: &Tab
     let key = |table: &Table| -> Vec<String> {
         match (&table.rowid, &table.key) {
             (Some(rowid), _) => vec![rowid.clone()],
-            (None, Key::Columns(columns)) => columns.iter().map(|(name, _)| quoted(table.stored_column(name))).collect(),
+            (None, Key::Columns(columns)) => {
+                columns.iter().map(|(name, _)| quoted(table.stored_column(name))).collect()
+            }
             (None, _) => Vec::new(),
         }
     };

@@ -43,7 +43,10 @@ impl<'a> Rest<'a> {
         }
         for other in self.others.iter().filter(|o| o.kind == "trigger") {
             let text = other.sql.to_ascii_lowercase();
-            let gone = self.left.iter().find(|(o, _)| o.kind == "virtual table" && text.contains(&o.name.to_ascii_lowercase()));
+            let gone = self
+                .left
+                .iter()
+                .find(|(o, _)| o.kind == "virtual table" && text.contains(&o.name.to_ascii_lowercase()));
             let why = match gone {
                 Some((gone, _)) => Some(format!("it writes into {}", gone.name)),
                 None => writer.execute_batch(&other.sql).err().map(|e| e.to_string()),

@@ -13,9 +13,8 @@ use statehouse_sqlite::Family;
 
 use super::cell::Cell;
 use super::compare::{Conflict, Landed, New, Sink};
-use super::error::{Result, io};
+use super::error::{Error, Result, io};
 use super::pair::Pair;
-use crate::maintenance;
 use crate::maintenance::room::{MARGIN, free};
 use crate::snapshots::reserve;
 
@@ -125,7 +124,7 @@ impl Needs {
             self.log,
             self.grows
         );
-        Err(maintenance::Error::NoRoom { numbers }.into())
+        Err(Error::NoRoom { numbers })
     }
 
     /// As [`Needs::require`], on the volume of a database.

@@ -196,7 +196,19 @@ fn table(connection: &Connection, name: String, without_rowid: bool) -> rusqlite
         [&name],
         |r| r.get(0),
     )?;
-    Ok(Table { stored: name.clone(), root, aside: None, name, columns, key, rowid, uniques, references, triggers, indexes })
+    Ok(Table {
+        stored: name.clone(),
+        root,
+        aside: None,
+        name,
+        columns,
+        key,
+        rowid,
+        uniques,
+        references,
+        triggers,
+        indexes,
+    })
 }
 
 /// The terms of an index: the column, if a term is one, and the collation.

@@ -8,9 +8,9 @@ use std::time::Duration;
 use rusqlite::Connection;
 use serde::Serialize;
 use serde_json::Value as Json;
-use statehouse_sqlite::words::{count as count_of, verb};
 use statehouse_sqlite::shell::word;
 use statehouse_sqlite::wal::Lacking;
+use statehouse_sqlite::words::{count as count_of, verb};
 use statehouse_sqlite::{Family, files, wal};
 
 use super::base::Base;
@@ -413,7 +413,11 @@ pub(super) fn changing(schema: &Schema, rules: Rules) -> Vec<(String, String, St
         }));
     }
     if rules == Rules::Hermes {
-        all.push(("messages".to_owned(), "the counts of a session, which are raised".to_owned(), "sessions".to_owned()));
+        all.push((
+            "messages".to_owned(),
+            "the counts of a session, which are raised".to_owned(),
+            "sessions".to_owned(),
+        ));
     }
     all
 }

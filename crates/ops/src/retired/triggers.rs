@@ -93,7 +93,8 @@ impl Triggers {
     /// table. What is said to a search index in the form of rows is none.
     pub(super) fn changes(&self, table: &str) -> Vec<(String, String)> {
         let fired = self.fired_by(table).0;
-        let all = fired.iter().flat_map(|t| t.acts.iter().filter(|a| !a.adds).map(|a| (t.name.clone(), a.table.clone())));
+        let all =
+            fired.iter().flat_map(|t| t.acts.iter().filter(|a| !a.adds).map(|a| (t.name.clone(), a.table.clone())));
         all.collect()
     }
 

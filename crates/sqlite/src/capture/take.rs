@@ -169,7 +169,9 @@ fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -
              capture is whole: put all of it in its place: {restore}. If `show` finds the database sound, bring the rows back: {merge}"
         ),
         false if manifest.sound == Some(true) => {
-            format!("Bring it back: {merge}; where that finds the database itself damaged, put all of the capture in its place: {restore}")
+            format!(
+                "Bring it back: {merge}; where that finds the database itself damaged, put all of the capture in its place: {restore}"
+            )
         }
         false => format!("Bring it back: {merge}"),
     };

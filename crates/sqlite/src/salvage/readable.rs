@@ -79,7 +79,8 @@ pub fn readable(main: &dyn ReadAt, wal: &dyn ReadAt, output: &Path) -> Result<Re
             (walked, None) => unread += walked?.unread_count,
         }
     }
-    let found = Readable { rows: output.rows.values().sum(), unplaced: output.unplaced, unread, others: others(source)? };
+    let found =
+        Readable { rows: output.rows.values().sum(), unplaced: output.unplaced, unread, others: others(source)? };
     connection.execute_batch("COMMIT")?;
     Ok(found)
 }

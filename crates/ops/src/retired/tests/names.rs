@@ -2,7 +2,8 @@
 
 use super::*;
 
-const BASE: &str = "CREATE TABLE t(id INTEGER PRIMARY KEY, a TEXT, b INT); INSERT INTO t VALUES(1, 'x', 1), (2, 'y', 2)";
+const BASE: &str =
+    "CREATE TABLE t(id INTEGER PRIMARY KEY, a TEXT, b INT); INSERT INTO t VALUES(1, 'x', 1), (2, 'y', 2)";
 const CAPTURED: &str = "INSERT INTO t VALUES(3, 'z', 3)";
 
 fn aside(two: &Two, table: &str) -> Vec<String> {
@@ -10,7 +11,11 @@ fn aside(two: &Two, table: &str) -> Vec<String> {
     let t = &shown.tables[table];
     assert_eq!((t.missing, t.conflicting), (0, two.conflicting(table)), "{t:?}");
     let merged = two.merge();
-    assert_eq!((merged.rows, merged.shown.tables[table].conflicting), (0, t.conflicting), "a merge counts as a look does");
+    assert_eq!(
+        (merged.rows, merged.shown.tables[table].conflicting),
+        (0, t.conflicting),
+        "a merge counts as a look does"
+    );
     two.conflicts().iter().map(|c| c["why"].as_str().unwrap().to_owned()).collect()
 }
 
@@ -43,7 +48,8 @@ fn a_column_that_was_renamed_and_others_that_were_added_after_it_are_told_apart(
 
 #[test]
 fn rows_of_a_table_that_was_renamed_come_into_that_one_and_no_second_table_is_made() {
-    let refers = "CREATE TABLE child(n PRIMARY KEY, t REFERENCES t(id)) WITHOUT ROWID; INSERT INTO child VALUES('one', 1);";
+    let refers =
+        "CREATE TABLE child(n PRIMARY KEY, t REFERENCES t(id)) WITHOUT ROWID; INSERT INTO child VALUES('one', 1);";
     let two = Two::new(
         &format!("{BASE}; {refers}"),
         "ALTER TABLE t RENAME TO people; ALTER TABLE child RENAME COLUMN t TO person",
@@ -67,13 +73,18 @@ fn a_table_renamed_behind_a_view_of_its_old_name_gets_its_rows() {
 #[test]
 fn what_may_be_a_rename_and_cannot_be_shown_to_be_one_is_listed_and_never_put_in_half() {
     // Made anew the table begins on another page.
-    let rebuilt = "CREATE TABLE n(id INTEGER PRIMARY KEY, title TEXT, b INT); INSERT INTO n SELECT * FROM t; DROP TABLE t;
+    let rebuilt =
+        "CREATE TABLE n(id INTEGER PRIMARY KEY, title TEXT, b INT); INSERT INTO n SELECT * FROM t; DROP TABLE t;
         ALTER TABLE n RENAME TO t";
     let two = Two::new(BASE, rebuilt, CAPTURED);
     let why = aside(&two, "t");
     assert!(why.len() == 1 && why[0].contains("the capture alone has a and the database alone has title"), "{why:?}");
     assert_eq!(two.rows("SELECT count(*) FROM t"), ["2"]);
-    let two = Two::new(BASE, "CREATE TABLE n(id INTEGER PRIMARY KEY, a TEXT, b INT); INSERT INTO n SELECT * FROM t; DROP TABLE t", CAPTURED);
+    let two = Two::new(
+        BASE,
+        "CREATE TABLE n(id INTEGER PRIMARY KEY, a TEXT, b INT); INSERT INTO n SELECT * FROM t; DROP TABLE t",
+        CAPTURED,
+    );
     let why = aside(&two, "t");
     assert!(why.len() == 3 && why[0].contains("its table n has the same columns"), "{why:?}");
     assert_eq!(two.rows("SELECT count(*) FROM sqlite_schema"), ["1"]);
@@ -81,9 +92,13 @@ fn what_may_be_a_rename_and_cannot_be_shown_to_be_one_is_listed_and_never_put_in
 
 #[test]
 fn another_table_on_the_page_of_one_that_was_dropped_is_not_taken_for_it() {
-    let live = "DROP TABLE t; CREATE TABLE u(id INTEGER PRIMARY KEY, a TEXT, b INT); INSERT INTO u VALUES(1, 'other', 9)";
+    let live =
+        "DROP TABLE t; CREATE TABLE u(id INTEGER PRIMARY KEY, a TEXT, b INT); INSERT INTO u VALUES(1, 'other', 9)";
     let two = Two::new(BASE, live, CAPTURED);
     assert!(two.show().tables["t"].only_captured);
     assert_eq!(two.merge().rows, 3);
-    assert_eq!((two.rows("SELECT count(*) FROM u"), two.rows("SELECT count(*) FROM t")), (vec!["1".into()], vec!["3".into()]));
+    assert_eq!(
+        (two.rows("SELECT count(*) FROM u"), two.rows("SELECT count(*) FROM t")),
+        (vec!["1".into()], vec!["3".into()])
+    );
 }

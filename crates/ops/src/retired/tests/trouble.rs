@@ -2,7 +2,8 @@
 
 use super::*;
 
-const BASE: &str = "CREATE TABLE t(id INTEGER PRIMARY KEY, a); CREATE TABLE n(id INTEGER PRIMARY KEY, n); INSERT INTO n VALUES(1, 0)";
+const BASE: &str =
+    "CREATE TABLE t(id INTEGER PRIMARY KEY, a); CREATE TABLE n(id INTEGER PRIMARY KEY, n); INSERT INTO n VALUES(1, 0)";
 
 fn preview_of(two: &Two) -> Merged {
     with(two.directory.path(), |asked| preview(&two.live(), &two.id(), asked)).unwrap()
@@ -15,11 +16,16 @@ fn snapshots(two: &Two) -> usize {
 
 #[test]
 fn a_trigger_that_ends_the_transaction_is_named_with_its_table_and_nothing_is_left_behind() {
-    let stop = "CREATE TRIGGER stop BEFORE INSERT ON t WHEN new.id = 2 BEGIN SELECT RAISE(ROLLBACK, 'not this one'); END";
+    let stop =
+        "CREATE TRIGGER stop BEFORE INSERT ON t WHEN new.id = 2 BEGIN SELECT RAISE(ROLLBACK, 'not this one'); END";
     let two = Two::new(BASE, stop, "INSERT INTO t VALUES(1, 'a'), (2, 'b')");
     let e = two.try_merge().unwrap_err();
     assert_eq!((e.code(), e.is_refusal()), ("ended_by_trigger", true));
-    assert!(e.to_string().contains("table t") && e.detail().contains("stop") && e.detail().contains("not this one"), "{e} {}", e.detail());
+    assert!(
+        e.to_string().contains("table t") && e.detail().contains("stop") && e.detail().contains("not this one"),
+        "{e} {}",
+        e.detail()
+    );
     assert_eq!((two.rows("SELECT count(*) FROM t"), snapshots(&two)), (vec!["0".into()], 0));
     two.run("DROP TRIGGER stop", "");
     assert_eq!((two.merge().rows, snapshots(&two)), (2, 1));
@@ -27,13 +33,18 @@ fn a_trigger_that_ends_the_transaction_is_named_with_its_table_and_nothing_is_le
 
 #[test]
 fn rows_that_a_trigger_may_change_or_take_away_are_not_said_to_stay_as_they_are() {
-    let count = "CREATE TRIGGER counts AFTER INSERT ON t BEGIN UPDATE n SET n = n + 1; DELETE FROM t WHERE a = 'old'; END";
+    let count =
+        "CREATE TRIGGER counts AFTER INSERT ON t BEGIN UPDATE n SET n = n + 1; DELETE FROM t WHERE a = 'old'; END";
     let two = Two::new(BASE, count, "INSERT INTO t VALUES(1, 'a')");
     let shown = preview_of(&two).shown;
     let expected = |table: &str| shown.may_change.get(table).cloned();
     assert_eq!(expected("n"), Some(vec!["the trigger counts".to_owned()]));
     assert_eq!(expected("t"), Some(vec!["the trigger counts".to_owned()]));
-    let plain = Two::new(BASE, "CREATE TRIGGER adds AFTER INSERT ON t BEGIN INSERT INTO n(n) VALUES(5); END", "INSERT INTO t VALUES(1, 'a')");
+    let plain = Two::new(
+        BASE,
+        "CREATE TRIGGER adds AFTER INSERT ON t BEGIN INSERT INTO n(n) VALUES(5); END",
+        "INSERT INTO t VALUES(1, 'a')",
+    );
     assert!(preview_of(&plain).shown.may_change.is_empty(), "what is only added changes nothing");
 }
 
@@ -48,9 +59,15 @@ fn what_a_killed_merge_has_left_beside_a_new_file_goes_with_the_next_try_and_not
     rustix::fs::flock(&owned, rustix::fs::FlockOperation::LockExclusive).unwrap();
     let merged = with(two.directory.path(), |asked| merge_into(&two.live(), &two.id(), &at("into.db"), asked)).unwrap();
     assert_eq!(merged.rows, 1);
-    let there: Vec<bool> = ["into.db.partial.1", "into.db.partial.1-journal", "into.db.partial.old", "other.db.partial.1", "into.db.partial.2"]
-        .map(|name| at(name).exists())
-        .to_vec();
+    let there: Vec<bool> = [
+        "into.db.partial.1",
+        "into.db.partial.1-journal",
+        "into.db.partial.old",
+        "other.db.partial.1",
+        "into.db.partial.2",
+    ]
+    .map(|name| at(name).exists())
+    .to_vec();
     assert_eq!(there, [false, false, true, true, true]);
 }
 
