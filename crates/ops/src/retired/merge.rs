@@ -170,6 +170,13 @@ pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -
     let Written { compared, brought, refused, conflicts } = written?;
     let mut merged = Merged::of(shown(&family, &source, compared, lacks));
     (merged.before, merged.conflicts) = (Some(kept), conflicts);
+    if brought.is_empty() {
+        // Another merge was quicker, or a rule of the database refused every row: nothing has changed.
+        merged.before.take().inspect(|kept| super::evidence::forget(&family, kept));
+        told::ended(&family, &source);
+        record(&family, &source, &merged);
+        return Ok(merged);
+    }
     merged.read_back = Some(read_back(path, &source, &brought, &refused, asked)?);
     let merged = merged.bringing(brought);
     if merged.read_back == Some(true) {

@@ -120,3 +120,14 @@ fn a_database_that_is_damaged_itself_is_answered_with_what_puts_the_capture_in_i
     assert_eq!(tests::rows(&into, "PRAGMA integrity_check"), ["\"ok\""]);
     assert_eq!(tests::rows(&into, "SELECT count(*) FROM t"), ["501"]);
 }
+
+#[test]
+fn a_merge_in_which_every_row_is_refused_keeps_no_snapshot_and_is_told_as_none() {
+    let refuses = "CREATE TRIGGER no BEFORE INSERT ON t BEGIN SELECT RAISE(ABORT, 'never'); END";
+    let two = Two::new(BASE, refuses, "INSERT INTO t VALUES(1, 'a')");
+    let merged = two.merge();
+    assert_eq!((merged.rows, merged.done, &merged.before, snapshots(&two)), (0, false, &None, 0));
+    assert_eq!((merged.shown.tables["t"].conflicting, two.conflicts().len()), (1, 1));
+    let family = statehouse_sqlite::Family::of(&two.live()).unwrap();
+    assert!(statehouse_sqlite::incidents::list(&family).unwrap().is_empty());
+}
