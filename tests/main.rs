@@ -30,6 +30,7 @@ mod retired_anchored;
 mod retired_capture;
 mod retired_ghosts;
 mod retired_merge;
+mod retired_trouble;
 mod rounds;
 mod situations;
 mod snapshot_trouble;

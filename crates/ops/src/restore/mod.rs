@@ -41,6 +41,7 @@ use statehouse_sqlite::{Error as DatabaseError, Family, Reason, capture};
 
 use crate::maintenance::{self, ms};
 use crate::progress::Watch;
+use crate::retired;
 use crate::snapshots::{self, Wish};
 use found::Found;
 use present::Present;
@@ -132,6 +133,14 @@ pub fn run(asked: &Asked<'_>) -> Result<Restored> {
     let begun = Instant::now();
     let family = Family::of(asked.path)?;
     let mut done = in_place(asked, &family).map_err(|e| e.naming(&family, begun))?;
+    // What waits for the rows of a capture need not wait any more. A store of ours takes over its captures by itself.
+    if done.kind == "capture" && !Present::of(&family)?.ours() {
+        let looking = retired::Asked { scratch: asked.scratch, patience: asked.wanted.patience, watch: asked.watch };
+        match retired::restored(asked.path, &done.source, &looking) {
+            Ok(note) => done.notes.extend(note),
+            Err(e) => done.notes.push(format!("it could not be seen whether the capture has more: {e}")),
+        }
+    }
     done.ms = ms(begun);
     if let Err(e) = report(&family, &done) {
         done.notes.push(format!("that this was done could not be written down among the incidents: {e}"));

@@ -113,6 +113,21 @@ impl Writing {
         self.run("COMMIT")
     }
 
+    /// Bytes of the log; 0 if there is none.
+    pub(super) fn log_size(&self) -> u64 {
+        Status::of(&self.family.path(Member::Wal)).ok().flatten().map_or(0, |s| s.size)
+    }
+
+    /// Undoes what was begun, and gives back what the log has grown by meanwhile, if nobody reads in it just now.
+    pub(super) fn give_back(&self, before: u64) {
+        if !self.writer.is_autocommit() {
+            let _ = self.writer.execute_batch("ROLLBACK");
+        }
+        if self.log_size() > before && self.writer.busy_timeout(Duration::ZERO).is_ok() {
+            let _ = self.writer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+        }
+    }
+
     fn run(&self, statement: &str) -> Result<()> {
         let begun = Instant::now();
         self.writer.execute_batch(statement).map_err(|e| match statehouse_sqlite::Error::from(e) {

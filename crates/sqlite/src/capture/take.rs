@@ -9,6 +9,7 @@ use crate::family::{Family, Member};
 use crate::holders::{self, Holder, Standing, Via};
 use crate::incidents::{self, Kind, Outcome};
 use crate::words::count;
+use crate::{files, wal};
 
 /// Whose files are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,6 +137,12 @@ fn not_allowed(family: &Family, who: String, pid: Option<i32>) -> TakeError {
     TakeError::NotAllowed { who, command: format!("sudo {}", holders::capture_command(family, pid)) }
 }
 
+/// True if a checkpoint of the captured log has come half-way, as one does that a reader holds up.
+fn is_half_copied(family: &Family, capture: &Capture) -> bool {
+    let lacking = files::open(&family.main()).and_then(|main| wal::lacking(&main, &files::open(&capture.log())?));
+    lacking.is_ok_and(|l| l.torn)
+}
+
 /// Writes down that it happened. A record that cannot be written makes the capture no worse.
 fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -> Option<String> {
     let manifest = &capture.manifest;
@@ -153,6 +160,21 @@ fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -
     )];
     let identity = |m: &Member| Some(format!("{m}: inode {}", manifest.generation.get(*m)?.inode));
     evidence.extend(manifest.members_lost.iter().filter_map(identity));
+    let id = &capture.id;
+    let merge = format!("`statehouse retired merge {id} {path}`");
+    let restore = format!("`statehouse restore {id} {path}`");
+    let back = match manifest.sound == Some(true) && is_half_copied(family, capture) {
+        true => format!(
+            "A part of its log is in the main file and the rest is not, so without the process the database may be damaged. The \
+             capture is whole: put all of it in its place: {restore}. If `show` finds the database sound, bring the rows back: {merge}"
+        ),
+        false if manifest.sound == Some(true) => {
+            format!(
+                "Bring it back: {merge}; where that finds the database itself damaged, put all of the capture in its place: {restore}"
+            )
+        }
+        false => format!("Bring it back: {merge}"),
+    };
     let incident = incidents::Report {
         kind: if replaced { Kind::ReplacedFile } else { Kind::RetiredGeneration },
         role: role.to_owned(),
@@ -163,7 +185,7 @@ fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -
         lost: None,
         next: format!(
             "Stop the process, which has its files until then: `{}`. See what only the capture has: `statehouse retired show {id} \
-             {path}`. Bring it back: `statehouse retired merge {id} {path}`",
+             {path}`. {back}",
             stops.join("; "),
             id = capture.id
         ),
