@@ -92,7 +92,7 @@ impl Source {
         if let Some(naked) = report.holders.iter().find(|h| h.naked && !h.fenced) {
             // Opening it could cut the shared index off under that process.
             let pid = naked.pid.map_or_else(|| "a process".to_owned(), |pid| format!("PID {pid}"));
-            let detail = format!("{pid}; to stop it: {}", naked.stop);
+            let detail = format!("{pid}; {}", naked.to_stop());
             return Err(DatabaseError::refused(Reason::HeldNaked, path, detail).into());
         }
         let ghost = report.holders.iter().find(|h| h.ghost && !h.fenced).map(|h| {

@@ -246,15 +246,30 @@ pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks:
     shown
 }
 
+/// What is not known where two main files had one log.
+const SHARED_LOG: &str = "the main file was replaced while the process went on in the log that the path still named, and a program that \
+                          opened the new main file used the same log: rows that one of them had committed and the other has written \
+                          over are in no file any more, and cannot be counted; what such a program had itself is to be compared with \
+                          a snapshot or a backup";
+
+/// What is not known where the log of a process was begun anew.
+const NOT_KNOWN: &str = "nothing says whether this is all that the process has written: its log was begun anew after what it had held was \
+                         copied into the main file. If that was before its files were removed, nothing is missing. What the process \
+                         itself copied there after that, and another one wrote over, is in no file any more; a snapshot or a backup \
+                         may have it";
+
 /// What a process has copied into the main file before it began its log anew is in that file alone. If another one has
-/// written there as well, each can have overwritten pages of the other, and nothing tells which rows were on them.
+/// written there as well, each can have overwritten pages of the other, and nothing tells which rows were on them. A visitor that
+/// was the last to close copies the log as well, and that leaves no other sign than this.
 fn overwritten(shown: &Shown, source: &Source) -> Option<String> {
     let by_another = !source.is_whole() || shown.tables.values().any(|t| t.only_here.is_some_and(|n| n > 0));
-    (source.begun_anew > 0 && by_another).then(|| {
-        "the process had copied rows into the main file before, and so has another one: rows that one of them copied there \
-         and the other overwrote are in no file any more, and cannot be counted; a snapshot or a backup may have them"
-            .to_owned()
-    })
+    let manifest = source.capture.as_ref().map(|c| &c.manifest);
+    if manifest.is_some_and(|m| m.shares_log()) {
+        return Some(SHARED_LOG.to_owned());
+    }
+    // An anchor lets a process copy nothing from the moment on at which its files are lost; what was copied before is in the database.
+    let could_copy = source.begun_anew > 0 && !manifest.is_some_and(|m| m.kept_back);
+    (could_copy && by_another).then(|| NOT_KNOWN.to_owned())
 }
 
 /// What a comparison of all tables found.

@@ -96,7 +96,7 @@ fn is_moved(e: &Error) -> bool {
 }
 
 fn dangerous(family: &Family, reason: Reason, h: &Holder) -> Error {
-    DatabaseError::refused(reason, family.main(), format!("{}; to stop it: {}", who::name(h), h.stop)).into()
+    DatabaseError::refused(reason, family.main(), format!("{}; {}", who::name(h), h.to_stop())).into()
 }
 
 fn beside(ghost: &Holder) -> String {

@@ -38,8 +38,12 @@ pub struct Took {
     pub already: bool,
     /// The processes that have the files.
     pub pids: Vec<u32>,
-    /// What stops the process, now that it may be stopped.
+    /// What ends the processes, now that they may be ended.
     pub stop: String,
+    /// What to type to end them without losing what was written since the copy, in this order.
+    pub end: Vec<String>,
+    /// True if one of them must not be asked to end, for it could copy its old log over what others have written.
+    pub kill: bool,
     /// The incident that tells it.
     pub incident: Option<String>,
 }
@@ -76,7 +80,8 @@ pub fn take(family: &Family, wanted: &Wanted<'_>) -> Result<Taken, TakeError> {
         Whose::All => {
             let report = holders::scan(family)?;
             taken.limits = report.limits;
-            report.holders.into_iter().filter(|h| !h.is_self).collect()
+            let has_something = |h: &Holder| !h.is_self && !find::only_reads_what_is_there(family, h);
+            report.holders.into_iter().filter(has_something).collect()
         }
     };
     let denied = |h: &Holder| not_allowed(family, name(h), h.pid);
@@ -85,10 +90,14 @@ pub fn take(family: &Family, wanted: &Wanted<'_>) -> Result<Taken, TakeError> {
         match make(family, &ghost, &denied, wanted.watch) {
             Ok((capture, already)) => {
                 let stop = ghost.holders.iter().map(|h| h.stop.as_str()).collect::<Vec<_>>().join("; ");
+                let kill = ghost.holders.iter().any(|h| h.ghost);
+                let end = holders::steps(&ghost.holders, true);
                 // An anchor only keeps what somebody else has lost.
                 let foreign = ghost.holders.iter().all(|h| h.role.as_deref().is_none_or(|r| r == ANCHOR));
-                let incident = (foreign && !already).then(|| report(family, wanted.role, &ghost, &capture)).flatten();
-                taken.captures.push(Took { capture, already, pids, stop, incident });
+                let idle = ghost.holders.iter().all(|h| find::only_reads_what_is_there(family, h));
+                let incident =
+                    (foreign && !already && !idle).then(|| report(family, wanted.role, &ghost, &capture)).flatten();
+                taken.captures.push(Took { capture, already, pids, stop, end, kill, incident });
             }
             Err(why) => taken.failed.push(Failed { pid: pids.first().copied(), why }),
         }
@@ -141,7 +150,15 @@ fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -
     let manifest = &capture.manifest;
     let names: Vec<String> = ghost.holders.iter().map(name).collect();
     let names = names.join(", ");
-    let stops: Vec<&str> = ghost.holders.iter().map(|h| h.stop.as_str()).collect();
+    let end: Vec<String> = holders::steps(&ghost.holders, true).iter().map(|line| format!("`{line}`")).collect();
+    let shared = manifest.shares_log();
+    let why = match ghost.holders.iter().any(|h| h.ghost) {
+        true if shared => {
+            " and every program that has the database open, for they all use one log with two main files".to_owned()
+        }
+        true => format!(", {}", holders::NOT_ORDERLY),
+        false => String::new(),
+    };
     let replaced = manifest.members.iter().any(|m| m.member == Member::Main && (m.replaced || m.deleted));
     let members: Vec<String> = manifest.members_lost.iter().map(ToString::to_string).collect();
     let path = crate::shell::word(&family.main().display().to_string());
@@ -160,11 +177,12 @@ fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -
         cause: "they were removed or replaced while the process used them; what did it is not known".into(),
         evidence,
         done: format!("what it had committed until then was captured as {}", capture.id),
+        // What can be known of it is what the comparison says.
         lost: None,
         next: format!(
-            "Stop the process, which has its files until then: `{}`. See what only the capture has: `statehouse retired show {id} \
+            "End the process, which has its files until then{why}: {}. See what only the capture has: `statehouse retired show {id} \
              {path}`. Bring it back: `statehouse retired merge {id} {path}`",
-            stops.join("; "),
+            end.join(", then "),
             id = capture.id
         ),
         outcome: Outcome::Waits,
