@@ -7,6 +7,7 @@ use std::time::Duration;
 use rusqlite::Connection;
 use serde::Serialize;
 use serde_json::Value as Json;
+use statehouse_sqlite::capture::{self, Capture, Manifest};
 use statehouse_sqlite::words::{count as count_of, verb};
 use statehouse_sqlite::{Family, files, wal};
 
@@ -239,7 +240,7 @@ pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks:
         would_refuse: None,
     };
     shown.rebuild = rebuild(&shown, compared.unkept, family);
-    shown.gone.extend(overwritten(&shown, source));
+    shown.gone.extend(overwritten(family, &shown, source));
     if shown.to_bring_back() + shown.conflicting() + shown.unplaced > 0 {
         shown.commits_missing = lacks.unwrap_or(shown.transactions);
     }
@@ -258,13 +259,21 @@ const NOT_KNOWN: &str = "nothing says whether this is all that the process has w
                          itself copied there after that, and another one wrote over, is in no file any more; a snapshot or a backup \
                          may have it";
 
+/// True if this log is known to have had two main files. A capture that was made later, when the log was gone as well, does not show it
+/// itself.
+fn shared_log(family: &Family, manifest: &Manifest) -> bool {
+    let of_this_log = |c: &Capture| c.manifest.generation.wal == manifest.generation.wal && c.manifest.shares_log();
+    let known = || capture::list(family).is_ok_and(|all| all.iter().any(of_this_log));
+    manifest.shares_log() || manifest.generation.wal.is_some() && known()
+}
+
 /// What a process has copied into the main file before it began its log anew is in that file alone. If another one has
 /// written there as well, each can have overwritten pages of the other, and nothing tells which rows were on them. A visitor that
 /// was the last to close copies the log as well, and that leaves no other sign than this.
-fn overwritten(shown: &Shown, source: &Source) -> Option<String> {
+fn overwritten(family: &Family, shown: &Shown, source: &Source) -> Option<String> {
     let by_another = !source.is_whole() || shown.tables.values().any(|t| t.only_here.is_some_and(|n| n > 0));
     let manifest = source.capture.as_ref().map(|c| &c.manifest);
-    if manifest.is_some_and(|m| m.shares_log()) {
+    if manifest.is_some_and(|m| shared_log(family, m)) {
         return Some(SHARED_LOG.to_owned());
     }
     // An anchor lets a process copy nothing from the moment on at which its files are lost; what was copied before is in the database.

@@ -67,9 +67,11 @@ impl View {
 
     pub(super) fn generation(&self) -> Found {
         // Whoever only reads a log that is in the main file holds nothing up and has nothing.
-        let retired = |h: &&Holder| {
-            h.files.iter().any(|f| f.generation == Standing::Retired) && !only_reads_what_is_there(self.family(), h)
+        let has_only_read = |h: &Holder| {
+            let retired = h.files.iter().any(|f| f.generation == Standing::Retired);
+            retired && only_reads_what_is_there(self.family(), h)
         };
+        let retired = |h: &&Holder| h.files.iter().any(|f| f.generation == Standing::Retired) && !has_only_read(h);
         // An anchor reads nothing of the database; it keeps what was removed readable for whoever copies it.
         let keeps = |h: &&Holder| h.role.as_deref() == Some(ANCHOR) && !h.ghost;
         let (keeping, behind): (Vec<&Holder>, Vec<&Holder>) =
@@ -84,7 +86,7 @@ impl View {
             .hint(first_capture(self.family(), &keeping));
         }
         if behind.is_empty() {
-            let n = self.report.holders.len();
+            let n = self.report.holders.iter().filter(|h| !has_only_read(h)).count();
             return Found::new(Outcome::Ok, format!("every process that has it open ({n}) uses what the paths name"));
         }
         if behind.iter().all(|h| h.fenced) {

@@ -89,9 +89,10 @@ pub fn take(family: &Family, wanted: &Wanted<'_>) -> Result<Taken, TakeError> {
         let pids: Vec<u32> = ghost.holders.iter().filter_map(|h| u32::try_from(h.pid?).ok()).collect();
         match make(family, &ghost, &denied, wanted.watch) {
             Ok((capture, already)) => {
-                let stop = ghost.holders.iter().map(|h| h.stop.as_str()).collect::<Vec<_>>().join("; ");
+                let users = users(&ghost);
+                let stop = users.iter().map(|h| h.stop.as_str()).collect::<Vec<_>>().join("; ");
                 let kill = ghost.holders.iter().any(|h| h.ghost);
-                let end = holders::steps(&ghost.holders, true);
+                let end = holders::steps(&users, true);
                 // An anchor only keeps what somebody else has lost.
                 let foreign = ghost.holders.iter().all(|h| h.role.as_deref().is_none_or(|r| r == ANCHOR));
                 let idle = ghost.holders.iter().all(|h| find::only_reads_what_is_there(family, h));
@@ -109,6 +110,12 @@ pub fn take(family: &Family, wanted: &Wanted<'_>) -> Result<Taken, TakeError> {
             Ok(taken)
         }
     }
+}
+
+/// Whoever uses the files. An anchor that keeps them lets go by itself when they were copied, and goes on with what the paths name.
+fn users(ghost: &find::Ghost) -> Vec<Holder> {
+    let others = ghost.holders.iter().filter(|h| h.role.as_deref() != Some(ANCHOR)).cloned().collect::<Vec<_>>();
+    if others.is_empty() { ghost.holders.clone() } else { others }
 }
 
 /// The process that was asked for, if it has anything to capture.
@@ -150,12 +157,9 @@ fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -
     let manifest = &capture.manifest;
     let names: Vec<String> = ghost.holders.iter().map(name).collect();
     let names = names.join(", ");
-    let end: Vec<String> = holders::steps(&ghost.holders, true).iter().map(|line| format!("`{line}`")).collect();
-    let shared = manifest.shares_log();
+    let end: Vec<String> = holders::steps(&users(ghost), true).iter().map(|line| format!("`{line}`")).collect();
     let why = match ghost.holders.iter().any(|h| h.ghost) {
-        true if shared => {
-            " and every program that has the database open, for they all use one log with two main files".to_owned()
-        }
+        true if manifest.shares_log() => format!(", {}", holders::SHARED_LOG),
         true => format!(", {}", holders::NOT_ORDERLY),
         false => String::new(),
     };

@@ -52,7 +52,7 @@ use self::linux as system;
 use self::macos as system;
 #[cfg(windows)]
 use self::windows as system;
-pub use remedy::{NOT_ORDERLY, steps};
+pub use remedy::{NOT_ORDERLY, SHARED_LOG, steps};
 #[cfg(target_os = "linux")]
 pub use signs::Signs;
 

@@ -16,7 +16,7 @@ pub const NOT_ORDERLY: &str =
     "not by an orderly stop, which could copy its old log over what others have written since";
 
 /// Why every process that has one log with different main files must be ended, and none by itself.
-const SHARED: &str = "with every program that has the database open, for all of them use its log with another main file, where each \
+pub const SHARED_LOG: &str = "with every program that has the database open, for all of them use its log with another main file, where each \
                       destroys rows that the other has committed";
 
 /// What ends the first process of this pid namespace, which no signal from within ends.
@@ -69,7 +69,7 @@ impl Holder {
         if !self.ghost {
             return format!("first copy what it has: {capture}; then stop it: {}", self.stop);
         }
-        let why = if self.shares_log() { SHARED } else { NOT_ORDERLY };
+        let why = if self.shares_log() { SHARED_LOG } else { NOT_ORDERLY };
         let hold = self.hold.as_ref().map(|hold| format!("first hold it: {hold}; then ")).unwrap_or_default();
         format!("{hold}copy what it has: {capture}; then end it, {why}: {}", self.stop)
     }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use statehouse_ops::progress::Progress;
 use statehouse_sqlite::Family;
 use statehouse_sqlite::capture::{self, Capture, Failed, Taken, Took, Wanted, Whose};
-use statehouse_sqlite::holders::NOT_ORDERLY;
+use statehouse_sqlite::holders::{NOT_ORDERLY, SHARED_LOG};
 use statehouse_sqlite::words::count;
 
 use crate::args::{RetiredCapture, Target};
@@ -128,6 +128,7 @@ fn of_took(family: &Family, took: &Took) -> Value {
     told["stop"] = took.stop.clone().into();
     told["end"] = took.end.clone().into();
     told["kill"] = took.kill.into();
+    told["shares_log"] = took.capture.manifest.shares_log().into();
     told["next"] = format!("statehouse retired show {} {path}", shell_word(&took.capture.id)).into();
     told
 }
@@ -174,7 +175,11 @@ fn text(document: &Value, path: &str) -> String {
             (false, true) => "  The process is held and may be killed now",
             (_, false) => "  The process may be stopped now; what it writes from here on is not in the capture",
         });
-        let why = if c["kill"] == true { format!(" ({NOT_ORDERLY})") } else { String::new() };
+        let why = match (c["kill"] == true, c["shares_log"] == true) {
+            (true, true) => format!(" ({SHARED_LOG})"),
+            (true, false) => format!(" ({NOT_ORDERLY})"),
+            _ => String::new(),
+        };
         out.push_str(&format!("{why}:\n    {}\n", end.join("\n    ")));
     }
     for f in list("failed") {

@@ -105,7 +105,7 @@ fn text(s: &Shown) -> String {
         out += &format!("{} of the log {fit} no table\n", count(s.unplaced, "row"));
     }
     for gone in &s.gone {
-        out += &format!("cannot be had: {}\n", escape_line(gone));
+        out += &format!("cannot be had or is not known: {}\n", escape_line(gone));
     }
     for index in &s.rebuild {
         out += &escape_line(&format!(
