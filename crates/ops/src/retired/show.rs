@@ -7,13 +7,13 @@ use std::time::Duration;
 use rusqlite::Connection;
 use serde::Serialize;
 use serde_json::Value as Json;
-use statehouse_sqlite::capture::{self, Capture, Manifest};
 use statehouse_sqlite::words::{count as count_of, verb};
 use statehouse_sqlite::{Family, files, wal};
 
 use super::base::Base;
 use super::compare::{Comparison, Conflict, Counts, Landed, New, Sink, count};
 use super::conflicts::{List, key};
+use super::doubt;
 use super::error::Result;
 use super::pair::{Pair, pairs, unkept};
 use super::rebuild::{Rebuild, rebuild};
@@ -212,7 +212,7 @@ pub fn show(path: &Path, id: &str, rows: bool, asked: &Asked<'_>) -> Result<Show
         }
     }
     let mut shown = shown(&family, &source, compared, lacks);
-    shown.gone.extend(live.said());
+    doubt::ruined(&mut shown, live.said());
     Ok(shown)
 }
 
@@ -240,45 +240,11 @@ pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks:
         would_refuse: None,
     };
     shown.rebuild = rebuild(&shown, compared.unkept, family);
-    shown.gone.extend(overwritten(family, &shown, source));
+    shown.gone.extend(doubt::overwritten(family, &shown, source));
     if shown.to_bring_back() + shown.conflicting() + shown.unplaced > 0 {
         shown.commits_missing = lacks.unwrap_or(shown.transactions);
     }
     shown
-}
-
-/// What is not known where two main files had one log.
-const SHARED_LOG: &str = "the main file was replaced while the process went on in the log that the path still named, and a program that \
-                          opened the new main file used the same log: rows that one of them had committed and the other has written \
-                          over are in no file any more, and cannot be counted; what such a program had itself is to be compared with \
-                          a snapshot or a backup";
-
-/// What is not known where the log of a process was begun anew.
-const NOT_KNOWN: &str = "nothing says whether this is all that the process has written: its log was begun anew after what it had held was \
-                         copied into the main file. If that was before its files were removed, nothing is missing. What the process \
-                         itself copied there after that, and another one wrote over, is in no file any more; a snapshot or a backup \
-                         may have it";
-
-/// True if this log is known to have had two main files. A capture that was made later, when the log was gone as well, does not show it
-/// itself.
-fn shared_log(family: &Family, manifest: &Manifest) -> bool {
-    let of_this_log = |c: &Capture| c.manifest.generation.wal == manifest.generation.wal && c.manifest.shares_log();
-    let known = || capture::list(family).is_ok_and(|all| all.iter().any(of_this_log));
-    manifest.shares_log() || manifest.generation.wal.is_some() && known()
-}
-
-/// What a process has copied into the main file before it began its log anew is in that file alone. If another one has
-/// written there as well, each can have overwritten pages of the other, and nothing tells which rows were on them. A visitor that
-/// was the last to close copies the log as well, and that leaves no other sign than this.
-fn overwritten(family: &Family, shown: &Shown, source: &Source) -> Option<String> {
-    let by_another = !source.is_whole() || shown.tables.values().any(|t| t.only_here.is_some_and(|n| n > 0));
-    let manifest = source.capture.as_ref().map(|c| &c.manifest);
-    if manifest.is_some_and(|m| shared_log(family, m)) {
-        return Some(SHARED_LOG.to_owned());
-    }
-    // An anchor lets a process copy nothing from the moment on at which its files are lost; what was copied before is in the database.
-    let could_copy = source.begun_anew > 0 && !manifest.is_some_and(|m| m.kept_back);
-    (could_copy && by_another).then(|| NOT_KNOWN.to_owned())
 }
 
 /// What a comparison of all tables found.
