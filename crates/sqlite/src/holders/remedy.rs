@@ -87,6 +87,9 @@ impl Holder {
 pub(super) fn together(holders: &mut [Holder]) {
     let uses = |h: &&Holder| h.files.iter().any(|f| f.member == Member::Wal && f.generation == Standing::Current);
     let all: Vec<Holder> = holders.iter().filter(uses).filter(|h| !h.is_self && !h.fenced).cloned().collect();
+    if all.len() < 2 {
+        return;
+    }
     let by = if all.iter().any(|h| h.signal == Some("sudo kill")) { "sudo kill" } else { "kill" };
     let numbers = |of: &mut dyn Iterator<Item = &Holder>| {
         of.filter_map(|h| h.pid).map(|pid| pid.to_string()).collect::<Vec<_>>().join(" ")
@@ -114,4 +117,92 @@ pub fn steps(holders: &[Holder], copied: bool) -> Vec<String> {
         }
     }
     lines
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::holders::{Evidence, HeldFile, HeldLocks, Namespace, Via};
+
+    fn file(member: Member, generation: Standing) -> HeldFile {
+        HeldFile {
+            member,
+            generation,
+            deleted: generation == Standing::Retired,
+            via: Via::Descriptor,
+            descriptor: Some(3),
+            writable: true,
+            size: None,
+            device: 1,
+            inode: 1,
+        }
+    }
+
+    fn ghost(pid: i32, files: Vec<HeldFile>) -> Holder {
+        Holder {
+            pid: Some(pid),
+            start_ticks: Some(1),
+            start_time: None,
+            command: vec!["gate\nway".into()],
+            user: None,
+            role: None,
+            fenced: false,
+            parked: false,
+            is_self: false,
+            pid_namespace: Namespace::Same,
+            files,
+            locks: HeldLocks::default(),
+            naked: false,
+            ghost: true,
+            kept_back: false,
+            evidence: Evidence::Identity,
+            held_bytes: 0,
+            hold: None,
+            capture: None,
+            stop: "systemctl stop gateway.service".into(),
+            signal: Some("kill"),
+            halted: false,
+        }
+    }
+
+    fn told(holder: Holder) -> Holder {
+        holder.with_remedy(&Family::of(std::path::Path::new("/tmp/app.db")).unwrap())
+    }
+
+    #[test]
+    fn a_ghost_is_held_copied_and_killed_whatever_supervises_it() {
+        let retired = || vec![file(Member::Main, Standing::Current), file(Member::Wal, Standing::Retired)];
+        let lines = |holder: Holder| steps(&[told(holder)], false);
+        let capture = "statehouse retired capture --pid 7 /tmp/app.db";
+        assert_eq!(lines(ghost(7, retired())), ["kill -STOP 7", capture, "kill -KILL 7  # gate\\nway"]);
+        let halted = told(Holder { halted: true, ..ghost(7, retired()) });
+        assert_eq!(steps(std::slice::from_ref(&halted), true), ["kill -KILL 7  # gate\\nway"]);
+        assert!(halted.remedy().starts_with("copy what it has"), "{}", halted.remedy());
+        let foreign = lines(Holder { signal: Some("sudo kill"), ..ghost(7, retired()) });
+        assert_eq!(foreign[..2], ["sudo kill -STOP 7".to_owned(), format!("sudo {capture}")]);
+        let first = lines(Holder { signal: None, ..ghost(1, retired()) });
+        assert_eq!(first[1], FROM_OUTSIDE, "no signal reaches it from within");
+        // Whoever can write nothing there is stopped as he is.
+        let reader = told(Holder { ghost: false, ..ghost(7, retired()) });
+        assert_eq!((reader.hold.as_deref(), reader.stop.as_str()), (None, "systemctl stop gateway.service"));
+        // One of ours captures by itself.
+        let ours = told(Holder { fenced: true, ..ghost(7, retired()) });
+        assert_eq!((ours.capture, ours.hold), (None, None));
+    }
+
+    #[test]
+    fn who_shares_one_log_with_another_main_file_is_ended_with_all_who_use_it() {
+        let old = told(ghost(7, vec![file(Member::Main, Standing::Retired), file(Member::Wal, Standing::Current)]));
+        let uses = vec![file(Member::Main, Standing::Current), file(Member::Wal, Standing::Current)];
+        let new = told(Holder { ghost: false, ..ghost(8, uses) });
+        assert!(old.shares_log() && !new.shares_log());
+        let mut both = [old, new];
+        together(&mut both);
+        assert_eq!(
+            steps(&both[..1], false),
+            ["kill -STOP 7 8", "statehouse retired capture --pid 7 /tmp/app.db", "kill -KILL 7 8"]
+        );
+        assert!(both[0].remedy().contains("another main file"), "{}", both[0].remedy());
+        assert_eq!(both[1].stop, "systemctl stop gateway.service");
+    }
 }
