@@ -28,6 +28,7 @@ mod removed;
 mod restore;
 mod retired_anchored;
 mod retired_capture;
+mod retired_ends;
 mod retired_ghosts;
 mod retired_merge;
 mod retired_trouble;

@@ -21,7 +21,7 @@ pub fn name(h: &Holder) -> String {
 pub fn holds(family: &Family) -> Option<String> {
     let others: Vec<Holder> =
         holders::scan(family).ok()?.holders.into_iter().filter(|h| !h.is_self && !h.files.is_empty()).collect();
-    let named = |h: &Holder| format!("{}; to stop it: {}", name(h), h.stop);
+    let named = |h: &Holder| format!("{}; {}", name(h), h.to_stop());
     if let Some(writer) = others.iter().find(|h| h.locks.write) {
         return Some(named(writer));
     }

@@ -175,11 +175,7 @@ pub(super) fn refuse_danger(family: &Family) -> Result<Report> {
     if let Some(danger) = danger(&report) {
         let reason = if danger.ghost { Reason::HeldRetired } else { Reason::HeldNaked };
         let pid = danger.pid.map_or_else(|| "a process that is not visible here".into(), |p| format!("PID {p}"));
-        let first = match danger.ghost {
-            true => "; it goes on writing, so capture its files once more, then stop it",
-            false => "",
-        };
-        let detail = format!("{pid}{first}; to stop it: {}", danger.stop);
+        let detail = format!("{pid}; {}", danger.to_stop());
         return Err(statehouse_sqlite::Error::refused(reason, family.main(), detail).into());
     }
     Ok(report)
@@ -188,7 +184,7 @@ pub(super) fn refuse_danger(family: &Family) -> Result<Report> {
 /// Who keeps others from writing, in words.
 fn writer_of(family: &Family) -> Option<String> {
     let holders = holders::scan(family).ok()?.holders;
-    let named = |h: &Holder| Some(format!("PID {}; to stop it: {}", h.pid?, h.stop));
+    let named = |h: &Holder| Some(format!("PID {}; {}", h.pid?, h.to_stop()));
     let writer = holders.iter().find(|h| h.locks.write && !h.is_self).and_then(named);
     writer.or_else(|| {
         let all: Vec<String> = holders.iter().filter(|h| !h.is_self).filter_map(named).collect();

@@ -16,6 +16,7 @@ use super::apply::{Apply, Sessions};
 use super::base::Base;
 use super::compare::{Comparison, Counts, count};
 use super::conflicts::List;
+use super::doubt;
 use super::error::{Error, Result};
 use super::live::{self, Reading, Writing};
 use super::pair::{Pair, pairs, unkept};
@@ -274,7 +275,8 @@ pub fn merge_into(path: &Path, id: &str, into: &Path, asked: &Asked<'_>) -> Resu
     (asked.watch)(Progress::Begins { what: "checking the new file", bytes: None });
     copy.publish()?;
     let mut merged = Merged::of(shown(&family, &source, compared, lacks));
-    merged.shown.gone.extend(said.into_iter().chain(rest.said()));
+    doubt::ruined(&mut merged.shown, said);
+    merged.shown.gone.extend(rest.said());
     merged.conflicts = list.publish()?;
     merged.into = Some(into.to_owned());
     Ok(merged.bringing(brought))

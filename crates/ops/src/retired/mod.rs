@@ -12,6 +12,7 @@ mod beyond;
 mod cell;
 mod compare;
 mod conflicts;
+mod doubt;
 mod error;
 mod evidence;
 mod into;

@@ -16,6 +16,7 @@ use statehouse_sqlite::{Family, files, wal};
 use super::base::Base;
 use super::compare::{Comparison, Conflict, Counts, Landed, New, Sink, count};
 use super::conflicts::{List, key};
+use super::doubt;
 use super::error::{Error, Result};
 use super::pair::{Pair, pairs, unkept};
 use super::rebuild::{Rebuild, rebuild};
@@ -265,7 +266,7 @@ pub(super) fn looked(path: &Path, id: &str, rows: bool, foretold: bool, asked: &
     if live.damage().is_some() {
         shown.restore = restore(&family, &source);
     }
-    shown.gone.extend(live.said());
+    doubt::ruined(&mut shown, live.said());
     Ok(shown)
 }
 
@@ -342,22 +343,11 @@ pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks:
         }
     }
     shown.rebuild = rebuild(&shown, compared.unkept, family);
-    shown.gone.extend(overwritten(&shown, source));
+    shown.gone.extend(doubt::overwritten(family, &shown, source));
     if shown.to_bring_back() + shown.conflicting() + shown.unplaced > 0 {
         shown.commits_missing = lacks.lacking.map_or(shown.transactions, |l| l.missing);
     }
     shown
-}
-
-/// What a process has copied into the main file before it began its log anew is in that file alone. If another one has
-/// written there as well, each can have overwritten pages of the other, and nothing tells which rows were on them.
-fn overwritten(shown: &Shown, source: &Source) -> Option<String> {
-    let by_another = !source.is_whole() || shown.tables.values().any(|t| t.only_here.is_some_and(|n| n > 0));
-    (source.begun_anew > 0 && by_another).then(|| {
-        "the process had copied rows into the main file before, and so has another one: rows that one of them copied there \
-         and the other overwrote are in no file any more, and cannot be counted; a snapshot or a backup may have them"
-            .to_owned()
-    })
 }
 
 /// What a comparison of all tables found.

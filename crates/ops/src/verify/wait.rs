@@ -162,8 +162,5 @@ fn swallowed(holder: &Holder) -> Found {
         format!("the message went to a deleted log: {} wrote it there and was told OK", name(holder)),
     )
     .detail("no other process sees it, and it is gone when that process ends, unless it is captured before")
-    .hint(match holder.pid {
-        Some(pid) => format!("Keep it running, and capture what it has: statehouse retired capture --pid {pid}"),
-        None => "Keep it running, and capture what it has: statehouse retired capture --all".to_owned(),
-    })
+    .hint(format!("What it has is nowhere else: {}", holder.remedy()))
 }

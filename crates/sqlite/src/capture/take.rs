@@ -39,8 +39,12 @@ pub struct Took {
     pub already: bool,
     /// The processes that have the files.
     pub pids: Vec<u32>,
-    /// What stops the process, now that it may be stopped.
+    /// What ends the processes, now that they may be ended.
     pub stop: String,
+    /// What to type to end them without losing what was written since the copy, in this order.
+    pub end: Vec<String>,
+    /// True if one of them must not be asked to end, for it could copy its old log over what others have written.
+    pub kill: bool,
     /// The incident that tells it.
     pub incident: Option<String>,
 }
@@ -77,7 +81,8 @@ pub fn take(family: &Family, wanted: &Wanted<'_>) -> Result<Taken, TakeError> {
         Whose::All => {
             let report = holders::scan(family)?;
             taken.limits = report.limits;
-            report.holders.into_iter().filter(|h| !h.is_self).collect()
+            let has_something = |h: &Holder| !h.is_self && !find::only_reads_what_is_there(family, h);
+            report.holders.into_iter().filter(has_something).collect()
         }
     };
     let denied = |h: &Holder| not_allowed(family, name(h), h.pid);
@@ -85,11 +90,16 @@ pub fn take(family: &Family, wanted: &Wanted<'_>) -> Result<Taken, TakeError> {
         let pids: Vec<u32> = ghost.holders.iter().filter_map(|h| u32::try_from(h.pid?).ok()).collect();
         match make(family, &ghost, &denied, wanted.watch) {
             Ok((capture, already)) => {
-                let stop = ghost.holders.iter().map(|h| h.stop.as_str()).collect::<Vec<_>>().join("; ");
+                let users = users(&ghost);
+                let stop = users.iter().map(|h| h.stop.as_str()).collect::<Vec<_>>().join("; ");
+                let kill = ghost.holders.iter().any(|h| h.ghost);
+                let end = holders::steps(&users, true);
                 // An anchor only keeps what somebody else has lost.
                 let foreign = ghost.holders.iter().all(|h| h.role.as_deref().is_none_or(|r| r == ANCHOR));
-                let incident = (foreign && !already).then(|| report(family, wanted.role, &ghost, &capture)).flatten();
-                taken.captures.push(Took { capture, already, pids, stop, incident });
+                let idle = ghost.holders.iter().all(|h| find::only_reads_what_is_there(family, h));
+                let incident =
+                    (foreign && !already && !idle).then(|| report(family, wanted.role, &ghost, &capture)).flatten();
+                taken.captures.push(Took { capture, already, pids, stop, end, kill, incident });
             }
             Err(why) => taken.failed.push(Failed { pid: pids.first().copied(), why }),
         }
@@ -101,6 +111,12 @@ pub fn take(family: &Family, wanted: &Wanted<'_>) -> Result<Taken, TakeError> {
             Ok(taken)
         }
     }
+}
+
+/// Whoever uses the files. An anchor that keeps them lets go by itself when they were copied, and goes on with what the paths name.
+fn users(ghost: &find::Ghost) -> Vec<Holder> {
+    let others = ghost.holders.iter().filter(|h| h.role.as_deref() != Some(ANCHOR)).cloned().collect::<Vec<_>>();
+    if others.is_empty() { ghost.holders.clone() } else { others }
 }
 
 /// The process that was asked for, if it has anything to capture.
@@ -148,7 +164,12 @@ fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -
     let manifest = &capture.manifest;
     let names: Vec<String> = ghost.holders.iter().map(name).collect();
     let names = names.join(", ");
-    let stops: Vec<&str> = ghost.holders.iter().map(|h| h.stop.as_str()).collect();
+    let end: Vec<String> = holders::steps(&users(ghost), true).iter().map(|line| format!("`{line}`")).collect();
+    let why = match ghost.holders.iter().any(|h| h.ghost) {
+        true if manifest.shares_log() => format!(", {}", holders::SHARED_LOG),
+        true => format!(", {}", holders::NOT_ORDERLY),
+        false => String::new(),
+    };
     let replaced = manifest.members.iter().any(|m| m.member == Member::Main && (m.replaced || m.deleted));
     let members: Vec<String> = manifest.members_lost.iter().map(ToString::to_string).collect();
     let path = crate::shell::word(&family.main().display().to_string());
@@ -182,11 +203,12 @@ fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -
         cause: "they were removed or replaced while the process used them; what did it is not known".into(),
         evidence,
         done: format!("what it had committed until then was captured as {}", capture.id),
+        // What can be known of it is what the comparison says.
         lost: None,
         next: format!(
-            "Stop the process, which has its files until then: `{}`. See what only the capture has: `statehouse retired show {id} \
+            "End the process, which has its files until then{why}: {}. See what only the capture has: `statehouse retired show {id} \
              {path}`. {back}",
-            stops.join("; "),
+            end.join(", then "),
             id = capture.id
         ),
         outcome: Outcome::Waits,

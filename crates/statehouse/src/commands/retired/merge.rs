@@ -111,7 +111,7 @@ fn text(s: &Shown) -> String {
         );
     }
     for gone in &s.gone {
-        out += &format!("cannot be had: {}\n", escape_line(gone));
+        out += &format!("cannot be had or is not known: {}\n", escape_line(gone));
     }
     if let Some(restore) = &s.restore {
         out += &escape_line(&format!(
