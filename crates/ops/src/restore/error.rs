@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use statehouse_sqlite::{Error as DatabaseError, Family, Reason};
 
-use crate::{maintenance, snapshots, who};
+use crate::{maintenance, retired, snapshots, who};
 
 /// The result of everything about restoring.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -159,6 +159,15 @@ impl From<snapshots::Error> for Error {
         match e {
             snapshots::Error::Work(e) => Error::Work(e),
             e => Error::Snapshot(e),
+        }
+    }
+}
+
+impl From<retired::Error> for Error {
+    fn from(e: retired::Error) -> Error {
+        match e {
+            retired::Error::Maintenance(e) => Error::Work(e),
+            e => DatabaseError::Aborted(format!("{e} {}", e.detail()).into()).into(),
         }
     }
 }

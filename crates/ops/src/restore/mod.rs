@@ -24,10 +24,10 @@ mod live;
 mod plan;
 mod present;
 mod rename;
+mod schema;
 pub(crate) mod source;
 mod to;
 
-use statehouse_sqlite::words;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -37,7 +37,7 @@ use statehouse_sessions::{OpenMode, SqliteStore, Store as _};
 use statehouse_sqlite::admission::{self, Admission, Vacant, Wanted};
 use statehouse_sqlite::incidents::{self, Kind, Outcome, Report};
 use statehouse_sqlite::shell::word;
-use statehouse_sqlite::{Error as DatabaseError, Family, Reason, capture};
+use statehouse_sqlite::{Error as DatabaseError, Family, Reason, capture, process::ProcessId};
 
 use crate::maintenance::{self, ms};
 use crate::progress::Watch;
@@ -46,10 +46,11 @@ use found::Found;
 use present::Present;
 use source::Source;
 
-pub use compare::{Table, Tables};
+pub use compare::{Compared, Table, Tables};
 pub use error::{Error, Result};
 pub use held::Next;
 pub use plan::{Planned, plan};
+pub use schema::{Change, Stands};
 pub use to::to;
 
 /// What somebody asks for.
@@ -67,7 +68,7 @@ pub struct Asked<'a> {
     /// Is told how far it is.
     pub watch: Watch<'a>,
     /// Is told what will be replaced, before it is.
-    pub before: &'a dyn Fn(&Tables),
+    pub before: &'a dyn Fn(&Compared),
 }
 
 /// How the content came to its place.
@@ -108,12 +109,17 @@ pub struct Restored {
     pub before: Option<Before>,
     /// What was replaced, table by table.
     pub tables: Tables,
+    /// How the schema that was replaced differs from that of the source.
+    pub schema: Vec<Change>,
     /// Programs that have it open, and see the new content with their next statement.
     pub held_by: Vec<String>,
     /// What to type now about programs that use it, or may use the old files; empty where there is nothing to do.
     pub next: Vec<Next>,
     /// The directory with the files that were replaced, if files were.
     pub replaced: Option<String>,
+    /// What the state before it had and the source does not, in words.
+    #[serde(skip)]
+    lost: Option<String>,
     /// True: it was opened anew, and holds what the source holds.
     pub verified: bool,
     /// What should be known about it, each a sentence.
@@ -225,8 +231,8 @@ fn permitted(asked: &Asked<'_>, fits: Result<()>) -> Result<()> {
 }
 
 /// A source with no table that is in the database is a database of another program, whatever its header says.
-fn refuse_stranger(asked: &Asked<'_>, source: &Source, tables: &Tables) -> Result<()> {
-    let here: Vec<String> = tables.iter().filter(|(_, t)| t.here.is_some()).map(|(n, _)| n.clone()).collect();
+fn refuse_stranger(asked: &Asked<'_>, source: &Source, compared: &Compared) -> Result<()> {
+    let here: Vec<String> = compared.tables.iter().filter(|(_, t)| t.here.is_some()).map(|(n, _)| n.clone()).collect();
     permitted(asked, source.fits(None, Some(&here), false))
 }
 
@@ -242,7 +248,13 @@ fn refuse_itself(found: &Found, family: &Family) -> Result<()> {
 /// It is known beside the database that this happened. Without room for that it has happened all the same.
 fn report(family: &Family, done: &Restored) -> Result<(), DatabaseError> {
     let before = done.before.as_ref();
-    let lost: i64 = done.tables.values().filter_map(|t| t.only_here).sum();
+    let unread = before.and_then(|b| b.reason.as_ref().filter(|_| b.path.is_some()));
+    let lost = match (&done.lost, unread) {
+        (Some(lost), _) => Some(lost.clone()),
+        // Without a comparison nobody knows.
+        (None, Some(why)) => Some(format!("it is not known what only the files had that were there before ({why})")),
+        (None, None) => None,
+    };
     let kept = before.and_then(|b| match (&b.id, &b.path) {
         (Some(id), _) => Some(format!("the state before it is the snapshot {id}")),
         (None, Some(path)) => Some(format!("the files before it are in {path}")),
@@ -262,19 +274,14 @@ fn report(family: &Family, done: &Restored) -> Result<(), DatabaseError> {
             _ if done.replaced.is_some() => "as another main file; the old files were moved aside".to_owned(),
             _ => "as a new main file, for there was none".to_owned(),
         },
-        lost: (lost > 0).then(|| {
-            let (n, rows) = (lost.unsigned_abs(), words::count(lost.unsigned_abs(), "row"));
-            format!(
-                "{rows} {} there before and {} only in what was kept",
-                words::verb(n, "was", "were"),
-                words::verb(n, "is", "are")
-            )
-        }),
+        lost,
         next: next.unwrap_or_default(),
         outcome: Outcome::Kept,
         open: false,
     };
-    incidents::report(family, report).map(drop)
+    // Each is a deed of its own, however soon it comes after another: the way back is another one for each.
+    let about = format!("restored by {} {}", std::process::id(), ProcessId::own().map_or(0, |p| p.start_ticks));
+    incidents::report_about(family, &about, report).map(drop)
 }
 
 /// Takes a snapshot of what is replaced.

@@ -67,6 +67,8 @@ pub(super) struct Comparison<'a> {
     pub(super) rules: Rules,
     /// True if `live` is written into while it is read, so that a table must be read to its end before its rows are taken.
     moving: bool,
+    /// True if nothing is brought anywhere, so that what would stand against that is not asked for.
+    rows_alone: bool,
     /// Rows to which others may refer and which will not be here.
     refused: HashSet<[u8; 32]>,
 }
@@ -77,7 +79,12 @@ const UNSURE_INDEX: &str = "a search index of the program refers to rows by numb
 
 impl<'a> Comparison<'a> {
     pub(super) fn new(live: &'a Connection, theirs: &'a Connection, schema: &'a Schema, rules: Rules) -> Self {
-        Comparison { live, theirs, schema, rules, moving: false, refused: HashSet::new() }
+        Comparison { live, theirs, schema, rules, moving: false, rows_alone: false, refused: HashSet::new() }
+    }
+
+    /// Only finds out which rows each side has.
+    pub(super) fn of_rows_alone(self) -> Self {
+        Comparison { rows_alone: true, ..self }
     }
 
     /// What comes now is compared with what `live` sees. `moving` if that is written into meanwhile.
@@ -89,14 +96,17 @@ impl<'a> Comparison<'a> {
     pub(super) fn table(&mut self, pair: &Pair, sink: &mut dyn Sink) -> Result<Counts> {
         let Some(table) = &pair.live else { return self.only_captured(pair, sink) };
         let totals = (count(self.live, &pair.name)?, count(self.theirs, &pair.name)?);
-        let says_something = pair.key == PairKey::Content || pair.columns.len() == 1;
+        let brings = !self.rows_alone;
+        let says_something = brings && (pair.key == PairKey::Content || pair.columns.len() == 1);
         let mut job = Job {
             by_key: ByKey::new(self.live, pair)?,
-            collisions: Collision::all(self.live, pair, table),
-            parents: Parent::all(self.live, self.theirs, pair, table),
+            collisions: if brings { Collision::all(self.live, pair, table) } else { Vec::new() },
+            parents: if brings { Parent::all(self.live, self.theirs, pair, table) } else { Vec::new() },
             twins: Twins::new(self.live, self.theirs, pair, self.rules)?,
             one_each: totals == (1, 1) && says_something,
-            by_number: table.triggers == 0 && self.schema.indexed.contains_key(&pair.name.to_ascii_lowercase()),
+            by_number: brings
+                && table.triggers == 0
+                && self.schema.indexed.contains_key(&pair.name.to_ascii_lowercase()),
             pair,
             counts: Counts::default(),
             matched: 0,

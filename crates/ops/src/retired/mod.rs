@@ -29,6 +29,7 @@ mod scratch;
 mod show;
 mod source;
 mod sql;
+mod stand;
 #[cfg(test)]
 mod tests;
 mod told;
@@ -42,3 +43,4 @@ pub use own::offer;
 pub use rebuild::Rebuild;
 pub use show::{Asked, Listed, Shown, TableShown, show};
 pub use source::{Kind, Opening, Source};
+pub(crate) use stand::{counted, stand};
