@@ -55,6 +55,11 @@ pub struct Compared {
 }
 
 impl Compared {
+    /// The tables that the database has.
+    pub(crate) fn of_here(&self) -> Vec<String> {
+        self.tables.iter().filter(|(_, t)| t.here.is_some()).map(|(name, _)| name.clone()).collect()
+    }
+
     /// What the database has and the source does not, in words; `None` if that is nothing, and known to be nothing.
     pub(crate) fn lost(&self) -> Option<String> {
         let sum = |of: fn(&Table) -> Option<i64>| self.tables.values().filter_map(of).sum::<i64>().unsigned_abs();
@@ -65,9 +70,9 @@ impl Compared {
             lost.push(format!("{} {was} there before and {is} only in what was kept", words::count(only, "row")));
         }
         if different > 0 {
-            let (was, is) = (words::verb(different, "was", "were"), words::verb(different, "is", "are"));
+            let (was, they) = (words::verb(different, "was", "were"), words::verb(different, "it", "they"));
             let rows = words::count(different, "row");
-            lost.push(format!("{rows} {was} different before, and what {was} in them {is} only in what was kept"));
+            lost.push(format!("{rows} {was} different before, and what {they} held is only in what was kept"));
         }
         let schema: Vec<String> = self.schema.iter().filter(|c| c.is_replaced()).map(Change::sentence).collect();
         if !schema.is_empty() {

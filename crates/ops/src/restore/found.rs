@@ -158,11 +158,12 @@ const REBUILT: &str = "rebuilt.captured";
 const REPLACED: &str = "main.replaced";
 
 /// A private directory with room for a file of `bytes` bytes.
-fn place(scratch: &Path, bytes: u64) -> Result<Scratch> {
+pub(super) fn place(scratch: &Path, bytes: u64) -> Result<Scratch> {
     let (room, _) = free(scratch).map_err(|e| io("ask for the free space of", scratch, e))?;
     let needs = bytes + MARGIN;
     if room < needs {
-        let numbers = format!("{room} bytes are free at {}; {needs} bytes are needed to unpack it", scratch.display());
+        let numbers =
+            format!("{room} bytes are free at {}; {needs} bytes are needed to look at it there", scratch.display());
         return Err(maintenance::Error::NoRoom { numbers }.into());
     }
     Ok(Scratch::new(scratch)?)

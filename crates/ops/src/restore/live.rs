@@ -60,7 +60,7 @@ fn replace(admission: &Admission, asked: &Asked<'_>, source: &Source) -> Result<
         step(&backup, 0, patience)?;
         whole::require(&reader, &family.main())?;
         let compared = compare::compare(Some(&uri(&family.main(), "mode=ro")), source.uri())?;
-        refuse_stranger(asked, source, &compared)?;
+        refuse_stranger(asked, source, &compared.of_here())?;
         let before = super::before(admission, asked)?;
         (asked.before)(&compared);
         for holder in &held_by {

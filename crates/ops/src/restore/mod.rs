@@ -23,6 +23,7 @@ mod held;
 mod live;
 mod plan;
 mod present;
+mod recovered;
 mod rename;
 mod schema;
 pub(crate) mod source;
@@ -150,17 +151,19 @@ fn in_place(asked: &Asked<'_>, family: &Family) -> Result<Restored> {
     let found = Found::of(asked.source, Some(family))?;
     refuse_itself(&found, family)?;
     present.refuse_first(&asked.wanted, None)?;
-    // The image of a capture that is taken over is gone after that; and where it is what is restored, its rows are there anyhow.
     let is_capture = matches!(found, Found::Capture(..));
-    if !is_capture && present.ours() && take_over(family, asked.wanted.patience)? {
-        present = Present::of(family)?;
-    }
     // What is put together of a destroyed database may be what is restored, and nobody adds to it after this.
     admission::settled(family, asked.wanted.patience)?;
     let source = Source::verified(found, asked.scratch, asked.wanted.patience, asked.watch)?;
     permitted(asked, source.fits(present.header(), None, asked.ours || present.ours()))?;
     present.refuse_first(&asked.wanted, Some(&source))?;
     present.room(&source)?;
+    // Nothing was changed until here. The image of a capture that is taken over is gone after that; and where it is what is
+    // restored, its rows are there anyhow.
+    if !is_capture && present.ours() && take_over(family, asked.wanted.patience)? {
+        present = Present::of(family)?;
+        present.room(&source)?;
+    }
     put(asked, family, &present, &source)
 }
 
@@ -231,9 +234,8 @@ fn permitted(asked: &Asked<'_>, fits: Result<()>) -> Result<()> {
 }
 
 /// A source with no table that is in the database is a database of another program, whatever its header says.
-fn refuse_stranger(asked: &Asked<'_>, source: &Source, compared: &Compared) -> Result<()> {
-    let here: Vec<String> = compared.tables.iter().filter(|(_, t)| t.here.is_some()).map(|(n, _)| n.clone()).collect();
-    permitted(asked, source.fits(None, Some(&here), false))
+fn refuse_stranger(asked: &Asked<'_>, source: &Source, here: &[String]) -> Result<()> {
+    permitted(asked, source.fits(None, Some(here), false))
 }
 
 fn refuse_itself(found: &Found, family: &Family) -> Result<()> {

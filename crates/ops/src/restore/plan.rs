@@ -7,6 +7,7 @@ use statehouse_sqlite::{Error as DatabaseError, Family, Reason};
 use super::error::{Error, Result};
 use super::found::Found;
 use super::present::{Present, Room};
+use super::recovered::RolledBack;
 use super::source::Source;
 use super::{Asked, Change, How, Next, Tables, compare, held, lossy, permitted, refuse_itself, refuse_stranger};
 use crate::attach;
@@ -70,6 +71,14 @@ pub fn plan(asked: &Asked<'_>) -> Result<Planned> {
                 notes.push(format!("what is there cannot be compared: {e}"));
                 compare::compare(None, source.uri())
             })?,
+            // As it will be when the interrupted transaction is rolled back.
+            Err(e) if e.reason() == Some(Reason::HotJournal) => {
+                let rolled_back = RolledBack::of(&look.inspected, asked.scratch);
+                rolled_back.and_then(|r| r.compare(&source)).or_else(|e| {
+                    notes.push(format!("what is there cannot be compared: {e}"));
+                    compare::compare(None, source.uri())
+                })?
+            }
             Err(e) => {
                 notes.push(format!("what is there cannot be compared: {e}"));
                 compare::compare(None, source.uri())?
@@ -78,7 +87,7 @@ pub fn plan(asked: &Asked<'_>) -> Result<Planned> {
     };
     let ours = asked.ours || present.ours();
     let unfit = permitted(asked, source.fits(present.header(), None, ours))
-        .and_then(|()| refuse_stranger(asked, &source, &compared))
+        .and_then(|()| refuse_stranger(asked, &source, &compared.of_here()))
         .err();
     let (room, crowded) = match present.room(&source) {
         Ok(room) => (Some(room), None),

@@ -10,8 +10,9 @@ use statehouse_sqlite::{Member, Status, immutable, uri};
 use super::error::Result;
 use super::held;
 use super::live::Outcome;
+use super::recovered::RolledBack;
 use super::source::Source;
-use super::{Asked, Before, How, Restored, Compared, compare, copy, lossy, refuse_stranger, staging};
+use super::{Asked, Before, Compared, How, Restored, compare, copy, lossy, refuse_stranger, staging};
 use crate::maintenance::checkpoint;
 use crate::maintenance::whole;
 
@@ -35,12 +36,12 @@ pub(super) fn keep(admission: &Admission, asked: &Asked<'_>, source: &Source) ->
     let family = admission.family();
     let connection = admission.connection();
     whole::require(connection, &family.main())?;
+    refuse_stranger(asked, source, &compare::tables(connection, "main")?)?;
     let inspected = secure::inspect(family, Purpose::Own)?;
     let before = super::before(admission, asked)?;
     // The snapshot is what is there, and can be read by a second connection in whatever mode that is.
     let compared =
         compare::compare(before.path.as_deref().map(|p| uri(Path::new(p), "immutable=1")).as_deref(), source.uri())?;
-    refuse_stranger(asked, source, &compared)?;
     let mode: String = connection.pragma_query_value(None, "journal_mode", |r| r.get(0))?;
     let new = stage(&inspected, asked, source, mode == "wal")?;
     Ok(Kept { before, compared, new, aside: None })
@@ -84,16 +85,22 @@ pub(super) fn unsound(vacant: Vacant, asked: &Asked<'_>, source: &Source, why: &
 /// As [`beyond`] beside the journal of an interrupted transaction. All files are copied, then SQLite rolls the transaction
 /// back, as any opener would: from then on the main file alone is the whole database.
 pub(super) fn interrupted(vacant: Vacant, asked: &Asked<'_>, source: &Source) -> Result<Restored> {
-    let copies = vacant.aside()?;
-    vacant.copy_members(&copies)?;
-    let vacant = vacant.let_sqlite_recover(&asked.wanted)?;
+    // Whatever can refuse it is found on a copy, before anything is changed.
+    let held = RolledBack::of(vacant.inspected(), asked.scratch)?;
+    refuse_stranger(asked, source, &held.tables)?;
+    let compared = held.compare(source)?;
+    drop(held);
+    let new = stage(vacant.inspected(), asked, source, wal(&vacant, asked, source))?;
+    let copies = vacant.aside().inspect_err(|_| clear(&new))?;
+    vacant.copy_members(&copies).inspect_err(|_| {
+        clear(&new);
+        let _ = std::fs::remove_dir(&copies);
+    })?;
+    let vacant = vacant.let_sqlite_recover(&asked.wanted).inspect_err(|_| clear(&new))?;
     let why = format!(
         "it had an interrupted transaction; the files as they were are copied to {}, and the transaction was rolled back",
         copies.display()
     );
-    let new = stage(vacant.inspected(), asked, source, wal(&vacant, asked, source))?;
-    let compared = compare::compare(Some(&uri(&vacant.inspected().family().main(), "immutable=1")), source.uri())?;
-    refuse_stranger(asked, source, &compared)?;
     (asked.before)(&compared);
     let before = Before { id: None, path: None, reason: Some(why) };
     place(&vacant, asked, source, Kept { before, compared, new, aside: Some(copies) })

@@ -90,7 +90,8 @@ pub(super) fn changes(here: &Connection, there: &Connection, tables: &Tables) ->
     changes.extend(only_there.map(|((kind, _), (name, _))| Change::of(kind, name, Stands::OnlyThere)));
     for (name, table) in tables {
         let column = |c: &String| format!("{name}.{c}");
-        let of = |c: &Vec<String>, stands| c.iter().map(|c| Change::of("column", &column(c), stands)).collect::<Vec<_>>();
+        let of =
+            |c: &Vec<String>, stands| c.iter().map(|c| Change::of("column", &column(c), stands)).collect::<Vec<_>>();
         changes.extend(of(&table.columns_only_here, Stands::OnlyHere));
         changes.extend(of(&table.columns_only_there, Stands::OnlyThere));
     }

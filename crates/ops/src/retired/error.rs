@@ -52,6 +52,14 @@ pub enum Error {
         /// The output.
         path: PathBuf,
     },
+    /// The output would be taken for a part of a database. Nothing was done.
+    #[error("{} is no place for a new file", path.display())]
+    OfDatabase {
+        /// The output.
+        path: PathBuf,
+        /// Of which database, and why.
+        found: String,
+    },
     /// Rows would refer to rows that are not there. All was undone.
     #[error("all was undone, because rows would refer to rows that are not there")]
     Dangling {
@@ -76,6 +84,7 @@ impl Error {
             Error::Unreadable { .. } => "unreadable_capture",
             Error::CannotWrite { .. } => "missing_module",
             Error::Exists { .. } => "exists",
+            Error::OfDatabase { .. } => "of_database",
             Error::Ruined { .. } => "damaged_database",
             Error::Dangling { .. } => "foreign_key",
             Error::Miscounted { .. } => "undone",
@@ -87,7 +96,11 @@ impl Error {
         match self {
             Error::Maintenance(e) => e.is_refusal(),
             Error::Snapshot(e) => e.is_refusal(),
-            Error::Unreadable { .. } | Error::CannotWrite { .. } | Error::Exists { .. } | Error::Ruined { .. } => true,
+            Error::Unreadable { .. }
+            | Error::CannotWrite { .. }
+            | Error::Exists { .. }
+            | Error::OfDatabase { .. }
+            | Error::Ruined { .. } => true,
             Error::NoCapture { .. } | Error::Dangling { .. } | Error::Miscounted { .. } => false,
         }
     }
@@ -108,7 +121,10 @@ impl Error {
             Error::Maintenance(e) => e.detail(),
             Error::Snapshot(e) => e.detail(),
             Error::Unreadable { why, .. } | Error::CannotWrite { why, .. } => why.clone(),
-            Error::Dangling { found } | Error::Miscounted { found } | Error::Ruined { found, .. } => found.clone(),
+            Error::Dangling { found }
+            | Error::Miscounted { found }
+            | Error::Ruined { found, .. }
+            | Error::OfDatabase { found, .. } => found.clone(),
             Error::NoCapture { .. } | Error::Exists { .. } => String::new(),
         }
     }
@@ -130,6 +146,7 @@ impl Error {
                 "Nothing was changed. `statehouse retired show` tells what both sides still have, and `retired merge --into FILE` \
                  writes a new file with the rows of both; keep the database and the capture."
             }
+            Error::OfDatabase { .. } => "Nothing was changed. Name a file of another name, in a directory of your own.",
             Error::Exists { .. } => "Nothing was changed. Name another file with --into.",
             Error::Dangling { .. } | Error::Miscounted { .. } => {
                 "Nothing is lost: the database and the capture are as they were. Use --into FILE to see what a merge would give."
