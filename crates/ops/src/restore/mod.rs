@@ -158,6 +158,9 @@ fn in_place(asked: &Asked<'_>, family: &Family) -> Result<Restored> {
     permitted(asked, source.fits(present.header(), None, asked.ours || present.ours()))?;
     present.refuse_first(&asked.wanted, Some(&source))?;
     present.room(&source)?;
+    if let Some(inspected) = present.interrupted()? {
+        refuse_stranger(asked, &source, &recovered::RolledBack::of(inspected, asked.scratch)?.tables)?;
+    }
     // Nothing was changed until here. The image of a capture that is taken over is gone after that; and where it is what is
     // restored, its rows are there anyhow.
     if !is_capture && present.ours() && take_over(family, asked.wanted.patience)? {
