@@ -105,6 +105,19 @@ fn a_message_to_the_program_is_seen_through_the_path_and_without_one_the_proof_f
 }
 
 #[test]
+fn a_lock_that_somebody_keeps_is_told_with_his_name_and_how_long_it_was_waited_for() {
+    let directory = TestDir::new();
+    let path = foreign(&directory, "wal");
+    let mut holder = Holder::of(&path);
+    holder.order(json!({"sql": "BEGIN IMMEDIATE"}));
+    let document = on(&path, &["verify", "--write", "--patience", "0.5"]).json();
+    let found = check(&document, "canary.written");
+    let said = found.to_string();
+    assert_eq!(found["status"], "fail", "{found}");
+    assert!(said.contains(&format!("PID {}", holder.0.pid())) && !said.contains("waited 0 ms"), "{found}");
+}
+
+#[test]
 fn a_commit_of_a_passing_program_is_not_credited_to_the_one_that_is_watched() {
     for mode in ["wal", "delete"] {
         let directory = TestDir::new();

@@ -294,6 +294,8 @@ fn report(family: &Family, done: &Restored) -> Result<(), DatabaseError> {
 /// # Errors
 /// [`maintenance::Error::Unsound`] if what is there is damaged, so that only its files can be kept.
 fn before(admission: &Admission, asked: &Asked<'_>) -> Result<Before> {
+    // What one that was killed has left to be done, or has left lying.
+    admission::finish(admission.family())?;
     let wish = Wish { patience: asked.wanted.patience, ..Wish::because("before-restore") };
     match snapshots::take_admitted(admission, &wish, asked.watch) {
         Ok(taken) => Ok(Before { id: Some(taken.id), path: Some(lossy(&taken.path)), reason: None }),
