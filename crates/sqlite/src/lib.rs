@@ -119,6 +119,8 @@ pub mod turnstile;
 #[cfg(target_os = "linux")]
 mod write_thread;
 #[cfg(target_os = "linux")]
+pub mod writeback;
+#[cfg(target_os = "linux")]
 mod writer;
 #[cfg(target_os = "linux")]
 mod written;

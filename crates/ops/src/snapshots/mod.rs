@@ -11,6 +11,7 @@
 //! A copy that is not sound is recorded as a failed attempt and removed. Where there is no good snapshot at all it is kept, as
 //! `ID.unsound`: then it may be the best that there will ever be. The next good one takes its place.
 
+mod behind;
 mod error;
 mod keep;
 mod pack;
@@ -83,9 +84,9 @@ pub fn verify(path: &Path) -> Result<Proved> {
 /// [`Error::Changed`], or what keeps it from being read.
 pub fn check(snapshot: &Snapshot, watch: Watch<'_>) -> Result<()> {
     let io = |e: std::io::Error| error::io("read", &snapshot.path, e);
-    let mut file = statehouse_sqlite::files::open(&snapshot.path).map_err(io)?;
+    let file = statehouse_sqlite::files::open(&snapshot.path).map_err(io)?;
     watch(Progress::Begins { what: "reading the snapshot", bytes: Some(snapshot.bytes) });
-    let (bytes, hash) = pack::hash(&mut file, watch).map_err(io)?;
+    let (bytes, hash) = pack::hash(&file, watch).map_err(io)?;
     let hash = hash.to_hex().to_string();
     if (bytes, Some(&hash)) == (snapshot.bytes, snapshot.blake3.as_ref()) {
         return Ok(());

@@ -39,9 +39,9 @@ pub(super) fn through(
 }
 
 /// The hash of a file from its beginning to its end.
-pub(super) fn hash(file: &mut File, watch: Watch<'_>) -> std::io::Result<(u64, blake3::Hash)> {
+pub(super) fn hash(mut file: &File, watch: Watch<'_>) -> std::io::Result<(u64, blake3::Hash)> {
     file.seek(SeekFrom::Start(0))?;
-    through(file, &mut std::io::sink(), watch)
+    through(&mut file, &mut std::io::sink(), watch)
 }
 
 /// Compresses a whole file into an empty one.

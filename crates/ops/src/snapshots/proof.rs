@@ -104,6 +104,10 @@ pub(super) type Verdict<T> = std::result::Result<T, String>;
 /// Bytes of pages that a look keeps, so that finding each row in an index does not read the same pages again and again.
 const CACHE: i64 = 64 << 20;
 
+/// Bytes of a copy that are mapped while its structure is looked at, which reads every page twice. It has just been written, so
+/// that much of it is in memory; of a larger one the rest is read with calls.
+const MAPPED: i64 = 1 << 30;
+
 /// Opens a file that nobody changes meanwhile and that has no log.
 fn open(path: &Path) -> Result<Connection> {
     let connection = immutable(path)?;
@@ -116,14 +120,26 @@ fn open(path: &Path) -> Result<Connection> {
 
 /// Looks at all of such a file.
 pub(super) fn judge(path: &Path) -> Result<Verdict<Proved>> {
-    Ok(match structure(path)? {
+    Ok(match structure_of(path, open)? {
         Ok(notes) => content(path)?.map(|(proved, _)| proved.with(notes)),
         Err(found) => Err(found),
     })
 }
 
-/// Looks at the structure of such a file, every page and every entry of an index. Gives what is not against it.
-pub(super) fn structure(path: &Path) -> Result<Verdict<Vec<String>>> {
+/// Looks at the structure of a copy that this process has just written and that nobody else can know, every page and every entry of
+/// an index. Gives what is not against it.
+pub(super) fn structure(copy: &Path) -> Result<Verdict<Vec<String>>> {
+    structure_of(copy, |path| {
+        let connection = open(path)?;
+        // A mapped file that shrinks, or cannot be read, ends the process: nobody shrinks this one, and it was written just now.
+        connection.pragma_update(None, "mmap_size", MAPPED)?;
+        // Else a mapped page is looked at again whenever it is used. The check itself looks at every cell of every page.
+        connection.pragma_update(None, "cell_size_check", 0)?;
+        Ok(connection)
+    })
+}
+
+fn structure_of(path: &Path, open: impl Fn(&Path) -> Result<Connection>) -> Result<Verdict<Vec<String>>> {
     damage(open(path).and_then(|c| Ok(faults(&c, Depth::Full, MOST_LINES)?))).map(|lines| lines.and_then(sorted))
 }
 

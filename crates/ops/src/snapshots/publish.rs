@@ -22,7 +22,7 @@ impl Work<'_> {
         packed.file.sync_all().map_err(io)?;
         (self.watch)(Progress::Begins { what: "unpacking it again", bytes: Some(snapshot.plain_bytes) });
         let unpacked = pack::decompress(&mut packed.file, &mut std::io::sink(), self.watch).map_err(io)?;
-        let (bytes, hash) = pack::hash(&mut packed.file, &|_| {}).map_err(io)?;
+        let (bytes, hash) = pack::hash(&packed.file, &|_| {}).map_err(io)?;
         if (unpacked.0, Some(unpacked.1.to_hex().to_string())) != (snapshot.plain_bytes, snapshot.plain_blake3.clone())
         {
             let found = "what comes out of the compressed copy is not what went in".to_owned();

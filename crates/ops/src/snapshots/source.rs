@@ -1,9 +1,10 @@
 //! Where the copy comes from, and how it is made.
 //!
-//! * A process has the database open: SQLite's backup interface inside one read transaction of an ordinary read-only attachment.
-//!   The transaction pins one state, so the copy is consistent and never begins anew, however much is written meanwhile; in WAL
-//!   mode nobody waits for it. The log cannot be given back until the transaction ends, so nothing is done in it but copying and
-//!   counting, it has a longest time, and it is ended before the disk is full.
+//! * A process has the database open: every page as an ordinary read-only attachment sees it (`sqlite_dbpage`) inside one read
+//!   transaction. The transaction pins one state, so the copy is consistent and never begins anew, however much is written
+//!   meanwhile; in WAL mode nobody waits for it. The log cannot be given back until the transaction ends, so nothing is done in it
+//!   but copying and counting, it has a longest time, and it is ended before the disk is full. SQLite's backup interface copies
+//!   the same pages, but writes each with a call of its own, which takes longer, and nobody can say when they go to the disk.
 //! * Nobody has it open, or somebody writes into deleted files of it: the main file with its log over it, read as plain files. An
 //!   opening by SQLite would leave files beside the one, and would begin a second generation beside the other. Nobody's locks
 //!   keep the files still then, so main file and log must have been the same before and after.
@@ -12,25 +13,23 @@
 //! key other numbers (a search index refers to rows by number), and its copy cannot be compared with anything.
 
 use std::fs::File;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::os::unix::fs::FileExt as _;
+use std::time::Instant;
 
-use rusqlite::backup::{Backup, StepResult};
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::Connection;
 use statehouse_sqlite::headers::Journal;
-use statehouse_sqlite::image::{self, ImageError};
+use statehouse_sqlite::image::{self, ImageError, Sink};
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
 use statehouse_sqlite::{Error as DatabaseError, Family, Member, Reason, Status, files};
 
 use super::Wish;
+use super::behind::Filling;
 use super::error::{Error, Result, io};
 use crate::maintenance::room;
 use crate::progress::{Progress, Watch};
 
 /// Bytes of a step: enough that asking in between costs nothing.
 const STEP: u64 = 4 << 20;
-/// How long a step waits when a lock of SQLite is in its way.
-const AGAIN: Duration = Duration::from_millis(20);
 
 /// The limits of a read transaction.
 pub(super) struct Limits {
@@ -38,8 +37,6 @@ pub(super) struct Limits {
     pub(super) until: Instant,
     /// When it began.
     pub(super) begun: Instant,
-    /// How long a lock is waited for.
-    pub(super) patience: Duration,
     /// Bytes of the volume that are left to the database.
     pub(super) reserve: u64,
 }
@@ -47,7 +44,7 @@ pub(super) struct Limits {
 impl Limits {
     pub(super) fn of(wish: &Wish) -> Limits {
         let begun = Instant::now();
-        Limits { until: begun + wish.longest, begun, patience: wish.patience, reserve: 0 }
+        Limits { until: begun + wish.longest, begun, reserve: 0 }
     }
 }
 
@@ -74,48 +71,30 @@ fn hot(e: rusqlite::Error, family: &Family) -> Error {
     }
 }
 
-/// Copies the state that `from` has pinned into the empty file at `to`.
-pub(super) fn backup(from: &Connection, to: &Path, limits: &Limits, watch: Watch<'_>) -> Result<()> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NOFOLLOW | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut copy = Connection::open_with_flags(to, flags)?;
-    // The file is nobody's yet: it is flushed once at the end, and thrown away after anything that goes wrong.
-    for (name, value) in [("synchronous", "OFF"), ("journal_mode", "OFF"), ("locking_mode", "EXCLUSIVE")] {
-        copy.pragma_update(None, name, value)?;
-    }
-    copy.pragma_update(None, "mmap_size", 0)?;
-    let page_size: i64 = from.pragma_query_value(None, "page_size", |r| r.get(0))?;
-    let pages = i32::try_from(STEP / page_size.unsigned_abs().max(1)).unwrap_or(1).max(1);
-    {
-        let backup = Backup::new(from, &mut copy)?;
-        let mut waited_since = None;
-        loop {
-            let step = backup.step(pages)?;
-            let progress = backup.progress();
-            let done = u64::try_from(progress.pagecount - progress.remaining).unwrap_or(0);
-            watch(Progress::At(done * page_size.unsigned_abs()));
-            match step {
-                StepResult::Done => break,
-                StepResult::Busy | StepResult::Locked => {
-                    let since: &mut Instant = waited_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() >= limits.patience {
-                        return Err(DatabaseError::Busy { waited: since.elapsed(), holder: None }.into());
-                    }
-                    std::thread::sleep(AGAIN);
-                }
-                _ => waited_since = None,
-            }
-            if Instant::now() >= limits.until {
-                return Err(Error::TooSlow { after: limits.begun.elapsed() });
-            }
-            let directory = to.parent().unwrap_or(to);
-            let (free, _) = room::free(directory).map_err(|e| io("ask for the free space of", directory, e))?;
-            if free < limits.reserve {
-                return Err(Error::Crowded { free });
-            }
+/// Copies the state that `from` has pinned, page by page.
+pub(super) fn pages(from: &Connection, mut to: Filling<'_>, limits: &Limits, watch: Watch<'_>) -> Result<()> {
+    let mut statement = from.prepare("SELECT data FROM sqlite_dbpage ORDER BY pgno")?;
+    let mut pages = statement.query([])?;
+    let (mut done, mut next) = (0, 0);
+    while let Some(row) = pages.next()? {
+        let page = row.get_ref(0)?.as_blob().map_err(rusqlite::Error::from)?;
+        to.write_at(page, done).map_err(|e| to.failed(e))?;
+        done += page.len() as u64;
+        if done < next {
+            continue;
+        }
+        next = done + STEP;
+        watch(Progress::At(done));
+        if Instant::now() >= limits.until {
+            return Err(Error::TooSlow { after: limits.begun.elapsed() });
+        }
+        let directory = to.directory();
+        let (free, _) = room::free(directory).map_err(|e| io("ask for the free space of", directory, e))?;
+        if free < limits.reserve {
+            return Err(Error::Crowded { free });
         }
     }
-    copy.close().map_err(|(_, e)| e)?;
-    Ok(())
+    to.set_length(done).map_err(|e| to.failed(e))
 }
 
 /// What a look at plain files came to.
@@ -130,7 +109,6 @@ pub(super) enum Plain {
 /// Refuses beside a journal that must be rolled back first. Who has the database open does not matter: to be asked when nobody
 /// has. One whose first byte is zero is over (`PRAGMA journal_mode = PERSIST`).
 pub(super) fn refuse_hot_journal(inspected: &Inspected) -> Result<()> {
-    use std::os::unix::fs::FileExt as _;
     let Some(journal) = inspected.get(Member::Journal).filter(|j| j.status.size > 0) else { return Ok(()) };
     let path = inspected.family().path(Member::Journal);
     let mut first = [0];
@@ -144,7 +122,7 @@ pub(super) fn refuse_hot_journal(inspected: &Inspected) -> Result<()> {
 }
 
 /// Copies main file and log as plain files. This process must have no connection to the database.
-pub(super) fn plain(inspected: &Inspected, journal: Journal, to: &mut File) -> Result<Plain> {
+pub(super) fn plain(inspected: &Inspected, journal: Journal, mut to: Filling<'_>) -> Result<Plain> {
     let family = inspected.family();
     let before = stamps(family)?;
     if before != stamps_of(inspected) {
@@ -158,10 +136,9 @@ pub(super) fn plain(inspected: &Inspected, journal: Journal, to: &mut File) -> R
     // In rollback mode SQLite does not read a log, whatever lies there.
     let log = if journal == Journal::Wal { open(Member::Wal)? } else { None };
     let Some(main) = open(Member::Main)? else { return Ok(Plain::Moved) };
-    to.set_len(0).map_err(|e| io("write", &family.main(), e))?;
     let made = match &log {
-        Some(log) => image::overlay(&main, log, to),
-        None => image::overlay(&main, &none, to),
+        Some(log) => image::overlay(&main, log, &mut to),
+        None => image::overlay(&main, &none, &mut to),
     };
     match made {
         Ok(_) if stamps(family)? == before => Ok(Plain::Copied),
@@ -187,4 +164,52 @@ fn stamps(family: &Family) -> Result<Stamps> {
 
 fn stamps_of(inspected: &Inspected) -> Stamps {
     STAMPED.map(|m| inspected.get(m).map(|seen| stamp(&seen.status)))
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::*;
+    use crate::snapshots::behind::Behind;
+
+    /// Copies what `from` sees into a new file beside others, and gives its bytes.
+    fn copied(from: &Connection, to: &std::path::Path, expected: u64) -> Vec<u8> {
+        let file = files::open_private(to).unwrap();
+        let limits = Limits::of(&Wish::because("test"));
+        std::thread::scope(|scope| {
+            let behind = Behind::start(scope, &file, expected).unwrap();
+            pages(from, Filling::new(to, &file, &behind), &limits, &|_| {}).unwrap();
+            behind.end().unwrap();
+        });
+        let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_copy_has_every_byte_of_its_source_whatever_the_page_size_and_however_wrong_the_expected_length_was() {
+        let directory = tempfile::tempdir().unwrap();
+        for page_size in [512, 4096, 65536] {
+            let path = directory.path().join(format!("{page_size}.db"));
+            let db = Connection::open(&path).unwrap();
+            db.execute_batch(&format!(
+                "PRAGMA page_size={page_size}; CREATE TABLE t(x);
+                 WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000)
+                 INSERT INTO t SELECT randomblob(1000) FROM n; DELETE FROM t WHERE rowid % 7 = 0;"
+            ))
+            .unwrap();
+            drop(db);
+            let mut source = vec![0; usize::try_from(path.metadata().unwrap().len()).unwrap()];
+            files::open(&path).unwrap().read_exact_at(&mut source, 0).unwrap();
+            assert!(source.len() > 2 << 20 && !source.len().is_multiple_of(1 << 20), "{}", source.len());
+            let db = Connection::open(&path).unwrap();
+            for expected in [0, source.len() as u64, 2 * source.len() as u64] {
+                let to = directory.path().join(format!("{page_size}-{expected}.copy"));
+                assert!(copied(&db, &to, expected) == source, "{page_size} {expected}");
+                // What was asked for in vain is given back.
+                let blocks = rustix::fs::stat(&to).unwrap().st_blocks.unsigned_abs() * 512;
+                assert!(blocks < source.len() as u64 + (256 << 10), "{page_size} {expected}: {blocks}");
+            }
+        }
+    }
 }

@@ -1,6 +1,5 @@
 //! Making the copy, and proving it while the source is still in the same transaction.
 
-use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -10,6 +9,7 @@ use statehouse_sqlite::headers::Journal;
 use statehouse_sqlite::secure::Inspected;
 use statehouse_sqlite::{Error as DatabaseError, Family, Reason};
 
+use super::behind::{Behind, Filling};
 use super::error::{Error, Result, io};
 use super::reading::Reading;
 use super::record::{self, Snapshot};
@@ -113,8 +113,8 @@ impl Work<'_> {
     }
 
     fn make(&self, place: &Path, id: &str, state: State<'_>) -> Result<Snapshot> {
-        let mut staged = Staged::create(self.inspected, place, id)?;
-        match self.copy(id, &mut staged, state)? {
+        let staged = Staged::create(self.inspected, place, id)?;
+        match self.copy(id, &staged, state)? {
             Made::Good(snapshot) if self.wish.compress => self.publish_packed(place, staged, *snapshot),
             Made::Good(snapshot) => self.publish(place, staged, *snapshot),
             Made::Unsound { found, bytes, hash } => self.put_away(place, id, staged, found, (bytes, hash)),
@@ -122,25 +122,28 @@ impl Work<'_> {
     }
 
     /// Makes the copy, and looks at it while the source is still in the same transaction.
-    fn copy(&self, id: &str, staged: &mut Staged, state: State<'_>) -> Result<Made> {
+    fn copy(&self, id: &str, staged: &Staged, state: State<'_>) -> Result<Made> {
         let family = self.family();
         let State { reading, limits, bytes, created_at } = state;
         (self.watch)(Progress::Begins { what: "copying", bytes: Some(bytes) });
-        match &reading {
-            Some(reading) => source::backup(reading.connection, &staged.path, &limits, self.watch)?,
-            None if source::plain(self.inspected, self.journal, &mut staged.file)? == Plain::Moved => {
-                return Err(DatabaseError::refused(Reason::Changed, family.main(), "").into());
-            }
-            None => {}
-        }
-        // Opened by anybody it must not ask for a log and an index beside it.
-        staged.file.write_all_at(&[1, 1], 18).map_err(|e| io("write", &staged.path, e))?;
-        (self.watch)(Progress::Begins { what: "checking the copy", bytes: None });
         let path = staged.path.clone();
-        let file: &mut File = &mut staged.file;
-        // One thread looks at the structure of the copy, which takes longest; this one counts in the source, and then flushes,
-        // hashes and counts the copy.
+        let file = &staged.file;
+        let write = |e: std::io::Error| io("write", &path, e);
+        // One thread looks at the structure of the copy, which takes longest, and one writes it to the disk; this one counts in the
+        // source, and then flushes, hashes and counts the copy.
         let (structure, counted, hashed, content, read_ms) = std::thread::scope(|scope| -> Result<_> {
+            let behind = Behind::start(scope, file, bytes).map_err(write)?;
+            let to = Filling::new(&path, file, &behind);
+            match &reading {
+                Some(reading) => source::pages(reading.connection, to, &limits, self.watch)?,
+                None if source::plain(self.inspected, self.journal, to)? == Plain::Moved => {
+                    return Err(DatabaseError::refused(Reason::Changed, family.main(), "").into());
+                }
+                None => {}
+            }
+            // Opened by anybody it must not ask for a log and an index beside it.
+            file.write_all_at(&[1, 1], 18).map_err(write)?;
+            (self.watch)(Progress::Begins { what: "checking the copy", bytes: None });
             let looking = std::thread::Builder::new()
                 .name("snapshot check".to_owned())
                 .spawn_scoped(scope, || proof::structure(&path))
@@ -148,7 +151,7 @@ impl Work<'_> {
             let counted = reading.as_ref().map(|r| r.count(limits.until));
             let read_ms = reading.as_ref().map_or(0.0, |r| r.begun.elapsed().as_secs_f64() * 1000.0);
             drop(reading);
-            let hashed = file.sync_all().and_then(|()| pack::hash(file, &|_| {}));
+            let hashed = behind.end().and_then(|()| file.sync_all()).and_then(|()| pack::hash(file, &|_| {}));
             let content = proof::content(&path);
             let structure = looking
                 .join()

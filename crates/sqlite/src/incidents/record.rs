@@ -246,6 +246,12 @@ impl Incident {
         incident
     }
 
+    /// Says what happened in the words of one who noticed it earlier than whoever told of it first.
+    pub(super) fn is_rather(&mut self, at: u64, report: &Report) {
+        (self.at, self.kind) = (at, report.kind);
+        (self.what, self.cause) = (clip(&report.what), clip(&report.cause));
+    }
+
     /// True if nobody has closed it.
     pub fn is_open(&self) -> bool {
         self.closed_at.is_none()

@@ -257,6 +257,10 @@ impl Story {
         let saved = Shelf::Beside(family.clone()).change_which(&self.about, which, |before| {
             let mut incident =
                 before.unwrap_or_else(|| Incident::new(self.about.clone(), self.since, self.report.clone()));
+            // An anchor, which tells late of what it noticed late, may have told of the last of several files.
+            if self.since < incident.at {
+                incident.is_rather(self.since, &self.report);
+            }
             incident.last_at = now_us();
             incident.tell(entries.clone());
             incident.show(evidence.clone());

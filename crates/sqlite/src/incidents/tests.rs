@@ -190,6 +190,24 @@ fn a_retirement_is_closed_by_the_last_process_that_comes_back() {
 }
 
 #[test]
+fn an_incident_says_what_was_noticed_first_whoever_tells_first() {
+    let (_directory, family) = family();
+    let mut why = Error::Retired { members: vec![crate::family::Member::Main] };
+    let first = Story::begin(&family, "gateway", generation(10), &why, None);
+    why = Error::Retired { members: vec![crate::family::Member::Wal] };
+    let mut late = Story::begin(&family, "anchor", generation(10), &why, None);
+    late.write(&family).unwrap();
+    assert_eq!(list(&family).unwrap()[0].what, "the log was removed");
+    let noticed = list(&family).unwrap()[0].at;
+    first.back(&family).unwrap();
+    let all = list(&family).unwrap();
+    assert_eq!(all.len(), 1, "{all:?}");
+    assert!(all[0].at < noticed && all[0].what == "the main file was removed", "{:?}", all[0]);
+    late.back(&family).unwrap();
+    assert_eq!(list(&family).unwrap()[0].what, "the main file was removed");
+}
+
+#[test]
 fn a_process_that_was_killed_does_not_keep_an_incident_open_when_another_is_back() {
     let (_directory, family) = family();
     let mut story = begin(&family, generation(10));
