@@ -366,7 +366,10 @@ impl Error {
             Error::Unflushed => {
                 "Look into the system's log for errors of the disk, then send the write again with the same id."
             }
-            Error::Damaged { .. } => "Run `statehouse verify`; do not delete any file of the database.",
+            Error::Damaged { .. } => {
+                "Keep every file of the database. `statehouse snapshots` lists what `statehouse restore` can put in its place, which keeps what is there; \
+                 without a snapshot or backup, `.recover` of sqlite3 on a copy of all its files gives the rows that can still be read."
+            }
             Error::Closed => "Open the database again.",
             Error::Aborted(_) | Error::Io { .. } | Error::Sqlite(_) => {
                 "See the detail; nothing of this operation was kept."

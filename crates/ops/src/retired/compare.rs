@@ -69,6 +69,8 @@ pub(super) struct Comparison<'a> {
     captured: &'a Schema,
     /// True if `live` is written into while it is read, so that a table must be read to its end before its rows are taken.
     moving: bool,
+    /// True if nothing is brought anywhere, so that what would stand against that is not asked for.
+    rows_alone: bool,
     /// Rows to which others may refer and which will not be here.
     refused: HashSet<[u8; 32]>,
 }
@@ -85,7 +87,12 @@ impl<'a> Comparison<'a> {
         captured: &'a Schema,
         rules: Rules,
     ) -> Self {
-        Comparison { live, theirs, schema, rules, captured, moving: false, refused: HashSet::new() }
+        Comparison { live, theirs, schema, rules, captured, moving: false, rows_alone: false, refused: HashSet::new() }
+    }
+
+    /// Only finds out which rows each side has.
+    pub(super) fn of_rows_alone(self) -> Self {
+        Comparison { rows_alone: true, ..self }
     }
 
     /// What comes now is compared with what `live` sees. `moving` if that is written into meanwhile.
@@ -97,14 +104,17 @@ impl<'a> Comparison<'a> {
     pub(super) fn table(&mut self, pair: &Pair, sink: &mut dyn Sink) -> Result<Counts> {
         let Some(table) = &pair.live else { return self.only_captured(pair, sink) };
         let totals = (count(self.live, &pair.name)?, count(self.theirs, &pair.theirs.stored)?);
-        let says_something = pair.key == PairKey::Content || pair.columns.len() == 1;
+        let brings = !self.rows_alone;
+        let says_something = brings && (pair.key == PairKey::Content || pair.columns.len() == 1);
         let mut job = Job {
             by_key: ByKey::new(self.live, pair)?,
-            collisions: Collision::all(self.live, pair, table),
-            parents: Parent::all(self.live, self.theirs, self.captured, pair, table),
+            collisions: if brings { Collision::all(self.live, pair, table) } else { Vec::new() },
+            parents: if brings { Parent::all(self.live, self.theirs, self.captured, pair, table) } else { Vec::new() },
             twins: Twins::new(self.live, self.theirs, pair, self.rules)?,
             one_each: totals == (1, 1) && says_something,
-            by_number: table.triggers == 0 && self.schema.indexed.contains_key(&pair.name.to_ascii_lowercase()),
+            by_number: brings
+                && table.triggers == 0
+                && self.schema.indexed.contains_key(&pair.name.to_ascii_lowercase()),
             pair,
             counts: Counts::default(),
             matched: 0,

@@ -68,6 +68,14 @@ pub enum Error {
         /// The output.
         path: PathBuf,
     },
+    /// The output would be taken for a part of a database. Nothing was done.
+    #[error("{} is no place for a new file", path.display())]
+    OfDatabase {
+        /// The output.
+        path: PathBuf,
+        /// Of which database, and why.
+        found: String,
+    },
     /// Rows would refer to rows that are not there. All was undone.
     #[error("all was undone, because rows would refer to rows that are not there")]
     Dangling {
@@ -92,6 +100,7 @@ impl Error {
             Error::Unreadable { .. } => "unreadable_capture",
             Error::CannotWrite { .. } => "missing_module",
             Error::Exists { .. } => "exists",
+            Error::OfDatabase { .. } => "of_database",
             Error::Ruined { .. } => "damaged_database",
             Error::NoRoom { .. } => "no_room",
             Error::EndedByTrigger { .. } => "ended_by_trigger",
@@ -108,6 +117,7 @@ impl Error {
             Error::Unreadable { .. }
             | Error::CannotWrite { .. }
             | Error::Exists { .. }
+            | Error::OfDatabase { .. }
             | Error::Ruined { .. }
             | Error::NoRoom { .. }
             | Error::EndedByTrigger { .. } => true,
@@ -140,7 +150,10 @@ impl Error {
                 why.clone()
             }
             Error::NoRoom { numbers } => numbers.clone(),
-            Error::Dangling { found } | Error::Miscounted { found } | Error::Ruined { found, .. } => found.clone(),
+            Error::Dangling { found }
+            | Error::Miscounted { found }
+            | Error::Ruined { found, .. }
+            | Error::OfDatabase { found, .. } => found.clone(),
             Error::NoCapture { .. } | Error::Exists { .. } => String::new(),
         }
     }
@@ -180,6 +193,7 @@ impl Error {
                 "Nothing was changed. `statehouse retired show` tells what both sides still have, and `retired merge --into FILE` \
                  writes a new file with the rows of both; keep the database and the capture."
             }
+            Error::OfDatabase { .. } => "Nothing was changed. Name a file of another name, in a directory of your own.",
             Error::Exists { .. } => "Nothing was changed. Name another file with --into.",
             Error::Dangling { .. } | Error::Miscounted { .. } => {
                 "Nothing is lost: the database and the capture are as they were. Use --into FILE to see what a merge would give."

@@ -235,6 +235,9 @@ fn write(
 /// [`Error`], with nothing left of the new file.
 pub fn merge_into(path: &Path, id: &str, into: &Path, asked: &Asked<'_>) -> Result<Merged> {
     let family = Family::of(path)?;
+    if let Some(found) = crate::target::belongs_to_a_database(into) {
+        return Err(Error::OfDatabase { path: into.to_owned(), found });
+    }
     super::into::refuse_there(into)?;
     let source = Source::find(&family, id, &asked.opening(true))?;
     let lacks = lacks(&family, &source);

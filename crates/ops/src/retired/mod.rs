@@ -33,6 +33,7 @@ mod scratch;
 mod show;
 mod source;
 mod sql;
+mod stand;
 #[cfg(test)]
 mod tests;
 mod told;
@@ -48,4 +49,5 @@ pub use rebuild::Rebuild;
 pub use room::Needs;
 pub use show::{Asked, Listed, Shown, TableShown, show};
 pub use source::{Kind, Opening, Source};
+pub(crate) use stand::{counted, stand};
 pub use told::restored;
