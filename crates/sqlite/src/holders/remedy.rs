@@ -120,6 +120,7 @@ pub fn steps(holders: &[Holder], copied: bool) -> Vec<String> {
 }
 
 #[cfg(all(test, target_os = "linux"))]
+#[expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 mod tests {
     use super::*;
     use crate::holders::{Evidence, HeldFile, HeldLocks, Namespace, Via};
