@@ -102,7 +102,10 @@ pub fn status(path: &Path, application_id: i32, snapshot_every: Option<Duration>
         Err(_) if mark.is_some() => secure::inspect_to_replace(&family)?,
         inspected => inspected?,
     };
-    let main = inspected.require_main()?;
+    let main_bytes = match mark {
+        Some(_) => inspected.get(Member::Main).map_or(0, |main| main.status.size),
+        None => inspected.require_main()?.status.size,
+    };
     let (header, heals) = match headers::check(&inspected) {
         Ok(Headers::Database { header, from_log }) => (Some(header), from_log),
         Ok(Headers::New | Headers::InUse) => (None, false),
@@ -121,7 +124,7 @@ pub fn status(path: &Path, application_id: i32, snapshot_every: Option<Duration>
     Ok(StatusDocument {
         path: family.main().to_string_lossy().into_owned(),
         kind: if ours { "statehouse" } else { "other" },
-        size: main.status.size,
+        size: main_bytes,
         wal_size: inspected.get(Member::Wal).map_or(0, |w| w.status.size),
         journal_mode: header.map(journal_mode),
         page_size: header.map(|h| h.page_size),

@@ -94,32 +94,26 @@ fn move_leftovers(family: &Family) -> Result<()> {
 /// has pages, and finds log and journal by the path. What he writes would come beside the log of the database that is put back, or
 /// leave a journal that cuts it off to nothing.
 fn refuse_users_of_main(family: &Family) -> Result<()> {
-    match users_of_main(family)? {
-        Some((who, stop)) => {
-            let holder = format!("{who}, which has an empty file open in the place of the database; to stop it: {stop}");
-            Err(Error::Busy { waited: std::time::Duration::ZERO, holder: Some(holder) })
-        }
-        None => Ok(()),
-    }
+    let users = users_of_main(family)?;
+    let Some(user) = users.first() else { return Ok(()) };
+    let holder = format!("{}, which has an empty file open in the place of the database; {}", name(user), user.to_stop());
+    Err(Error::Busy { waited: std::time::Duration::ZERO, holder: Some(holder) })
 }
 
-/// Who has the file open that lies in the place of the main file, and what stops them.
-fn users_of_main(family: &Family) -> Result<Option<(String, String)>> {
-    let uses = |h: &&holders::Holder| {
+/// Who has the file open that lies in the place of the main file.
+fn users_of_main(family: &Family) -> Result<Vec<holders::Holder>> {
+    let uses = |h: &holders::Holder| {
         h.files.iter().any(|f| f.member == Member::Main && f.generation == holders::Standing::Current)
     };
-    let report = holders::scan(family)?;
-    let users: Vec<_> = report.holders.iter().filter(uses).collect();
-    let name = |h: &&holders::Holder| {
-        let pid = h.pid.map_or_else(|| "a process that cannot be seen".to_owned(), |pid| format!("PID {pid}"));
-        match h.role.as_ref().or(h.command.first()) {
-            Some(program) => format!("{pid} ({})", crate::words::one_line(std::slice::from_ref(program))),
-            None => pid,
-        }
-    };
-    let all = |of: Vec<String>, by: &str| of.join(by);
-    let stops = users.iter().map(|h| h.stop.clone()).collect();
-    Ok((!users.is_empty()).then(|| (all(users.iter().map(name).collect(), ", "), all(stops, "; "))))
+    Ok(holders::scan(family)?.holders.into_iter().filter(uses).collect())
+}
+
+fn name(holder: &holders::Holder) -> String {
+    let pid = holder.pid.map_or_else(|| "a process that cannot be seen".to_owned(), |pid| format!("PID {pid}"));
+    match holder.role.as_ref().or(holder.command.first()) {
+        Some(program) => format!("{pid} ({})", crate::words::one_line(std::slice::from_ref(program))),
+        None => pid,
+    }
 }
 
 /// What a person has to do before the main file can be put back; `None` if nobody is in the way.
@@ -127,10 +121,14 @@ pub(crate) fn in_the_way(family: &Family) -> Option<String> {
     if Status::of(&family.main()).ok()?.is_none_or(|s| !captures::is_empty(&s)) {
         return None;
     }
-    let (who, stop) = users_of_main(family).ok()??;
+    let users = users_of_main(family).ok().filter(|users| !users.is_empty())?;
+    let each = |of: &dyn Fn(&holders::Holder) -> String, by: &str| users.iter().map(of).collect::<Vec<_>>().join(by);
+    let verb = crate::words::verb(users.len() as u64, "has", "have");
     Some(format!(
-        "{who} has an empty file open in the place of the database, and what is captured can be put back only when it has closed it. \
-         Stop it: `{stop}`. The rest goes by itself"
+        "{} {verb} an empty file open in the place of the database. As long as that is so, what was captured cannot be put back. To end \
+         that: {}. The rest goes by itself.",
+        each(&name, ", "),
+        each(&|h| format!("`{}`", h.stop), ", ")
     ))
 }
 
