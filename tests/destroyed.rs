@@ -46,6 +46,19 @@ fn destroyed(suffix: &str, deed: impl Fn(&Path)) {
     assert_eq!((&check["id"], &check["status"]), (&Value::from("content.whole"), &Value::from("fail")), "{check}");
     assert!(check["hint"].as_str().unwrap().contains("destroyed.json"), "{check}");
 
+    // Whoever only asks how it stands is told the same, and what to type.
+    let named = |text: &str| text.contains("writing has stopped") && text.contains("statehouse restore");
+    until("status says what happened and what to type", PATIENCE, || {
+        let status = cli(&home, ["status"]);
+        status.status.code() == Some(3) && named(&status.stdout)
+    });
+    let dashboard = Client::new(up.url("dashboard"), &home.token());
+    let (_, page) = dashboard.get("/store").unwrap();
+    let page = page.replace("&quot;", "\"");
+    assert!(named(&page) && !page.contains("in order") && !page.contains("were removed or replaced"), "{page}");
+    let hint = client.message("after", "hint", "never acknowledged").unwrap().body["error"]["hint"].clone();
+    assert!(hint.as_str().unwrap().contains("statehouse restore"), "{hint}");
+
     assert!(
         [gateway, up.pid("dashboard")].iter().all(|pid| Path::new(&format!("/proc/{pid}/exe")).exists()),
         "nobody dies of it"

@@ -26,8 +26,8 @@ use serde::{Deserialize, Serialize};
 pub use error::TakeError;
 pub use find::only_reads_what_is_there;
 pub use merged::Merge;
-pub(crate) use take::{of_others, own};
 pub use take::{Failed, Taken, Took, Wanted, Whose, take};
+pub(crate) use take::{of_others, own};
 
 use crate::captures::{self, IMAGE, LOG, MANIFEST, OVERTAKEN, UNREADABLE};
 use crate::error::{Error, Result};

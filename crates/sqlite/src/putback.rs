@@ -96,7 +96,8 @@ fn move_leftovers(family: &Family) -> Result<()> {
 fn refuse_users_of_main(family: &Family) -> Result<()> {
     let users = users_of_main(family)?;
     let Some(user) = users.first() else { return Ok(()) };
-    let holder = format!("{}, which has an empty file open in the place of the database; {}", name(user), user.to_stop());
+    let holder =
+        format!("{}, which has an empty file open in the place of the database; {}", name(user), user.to_stop());
     Err(Error::Busy { waited: std::time::Duration::ZERO, holder: Some(holder) })
 }
 

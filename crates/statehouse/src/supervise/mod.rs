@@ -281,7 +281,10 @@ impl Supervisor {
         let words = status.map_or_else(|| "an end that could not be observed".to_owned(), signals::describe);
         if first && service.deaths < LOOKED_AGAIN && service.last_error.as_ref().is_some_and(is_amid_removal) {
             let error = service.last_error.take().map(|e| e.message).unwrap_or_default();
-            tracing::warn!("{} did not find the store as it was a moment ago, and is started again: {error}", service.name);
+            tracing::warn!(
+                "{} did not find the store as it was a moment ago, and is started again: {error}",
+                service.name
+            );
             self.later(i);
             return Ok(());
         }
