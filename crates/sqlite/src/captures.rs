@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::capture::merged::has_rows_of_its_own;
 use crate::error::{Error, Failure, Result};
-use crate::family::{Family, Status};
+use crate::family::{Family, Identity, Status};
 use crate::flush::{self, Committer};
 use crate::wal::ReadAt;
 use crate::{connect, files, image};
@@ -93,6 +93,13 @@ pub(crate) fn has_successor(place: &Path) -> bool {
     };
     let wanted = log(place);
     place.parent().is_some_and(|p| complete(p).iter().any(|c| log(c) == wanted && c.join(SUCCEEDED).exists()))
+}
+
+/// True if there is a capture of this log already.
+pub(crate) fn are_of(family: &Family, log: Option<Identity>) -> bool {
+    let Some(log) = log else { return false };
+    let start = format!("{:x}-{:x}-", log.inode, log.born_ns.unwrap_or(0));
+    complete(&directory(family)).iter().any(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with(&start)))
 }
 
 /// True if the image of a capture has become a main file that was taken from its path before anybody of ours had opened it: nobody

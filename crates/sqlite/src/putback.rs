@@ -90,15 +90,47 @@ fn move_leftovers(family: &Family) -> Result<()> {
     Ok(())
 }
 
-/// Somebody who has the empty file open could fill it after it lost its name.
+/// Somebody who has the empty file open could go on there after it lost its name: for SQLite asks whether a file was moved only where it
+/// has pages, and finds log and journal by the path. What he writes would come beside the log of the database that is put back, or
+/// leave a journal that cuts it off to nothing.
 fn refuse_users_of_main(family: &Family) -> Result<()> {
-    let uses = |h: &&holders::Holder| {
+    let users = users_of_main(family)?;
+    let Some(user) = users.first() else { return Ok(()) };
+    let holder =
+        format!("{}, which has an empty file open in the place of the database; {}", name(user), user.to_stop());
+    Err(Error::Busy { waited: std::time::Duration::ZERO, holder: Some(holder) })
+}
+
+/// Who has the file open that lies in the place of the main file.
+fn users_of_main(family: &Family) -> Result<Vec<holders::Holder>> {
+    let uses = |h: &holders::Holder| {
         h.files.iter().any(|f| f.member == Member::Main && f.generation == holders::Standing::Current)
     };
-    let report = holders::scan(family)?;
-    let Some(user) = report.holders.iter().find(uses) else { return Ok(()) };
-    let holder = format!("a process that has an empty file open in the place of the database; {}", user.to_stop());
-    Err(Error::Busy { waited: std::time::Duration::ZERO, holder: Some(holder) })
+    Ok(holders::scan(family)?.holders.into_iter().filter(uses).collect())
+}
+
+fn name(holder: &holders::Holder) -> String {
+    let pid = holder.pid.map_or_else(|| "a process that cannot be seen".to_owned(), |pid| format!("PID {pid}"));
+    match holder.role.as_ref().or(holder.command.first()) {
+        Some(program) => format!("{pid} ({})", crate::words::one_line(std::slice::from_ref(program))),
+        None => pid,
+    }
+}
+
+/// What a person has to do before the main file can be put back; `None` if nobody is in the way.
+pub(crate) fn in_the_way(family: &Family) -> Option<String> {
+    if Status::of(&family.main()).ok()?.is_none_or(|s| !captures::is_empty(&s)) {
+        return None;
+    }
+    let users = users_of_main(family).ok().filter(|users| !users.is_empty())?;
+    let each = |of: &dyn Fn(&holders::Holder) -> String, by: &str| users.iter().map(of).collect::<Vec<_>>().join(by);
+    let verb = crate::words::verb(users.len() as u64, "has", "have");
+    Some(format!(
+        "{} {verb} an empty file open in the place of the database. As long as that is so, what was captured cannot be put back. To end \
+         that: {}. The rest goes by itself.",
+        each(&name, ", "),
+        each(&|h| format!("`{}`", h.stop), ", ")
+    ))
 }
 
 /// Renames unless something has the new name; true if it did.

@@ -55,6 +55,13 @@ pub(crate) struct Kept {
     log: File,
 }
 
+impl Kept {
+    /// What somebody has open who never had a connection.
+    pub(crate) fn of(main: File, log: File) -> Kept {
+        Kept { main, log }
+    }
+}
+
 /// Keeps the files of a generation whose log its path still names, for somebody may remove it while the handle opens again.
 pub(crate) fn keep(family: &Family, generation: Generation) -> Result<Option<Kept>> {
     let main = descriptor(family, Member::Main, generation.main)?;

@@ -70,6 +70,7 @@ pub(super) fn reopen(shared: &Shared, held: &mut Held) -> bool {
                 if told_of.as_ref() != Some(&cause) {
                     if let Some(story) = &mut held.story {
                         story.tell(format!("cannot open the database again yet: {cause}"));
+                        story.needs(putback::in_the_way(&shared.family));
                         let _ = story.write(&shared.family);
                     }
                     shared.options.tell(&Event::NotReopened { cause: cause.clone() });
