@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 use statehouse_testkit::{Home, until, until_some};
 
-use crate::house::{Client, PATIENCE, Up, answer, cli, messages};
+use crate::house::{Client, PATIENCE, Up, answer, cli, error_code, messages};
 
 #[test]
 fn what_was_put_together_of_an_emptied_log_is_restored_and_the_house_goes_on_with_every_message() {
@@ -49,5 +49,56 @@ fn what_was_put_together_of_an_emptied_log_is_restored_and_the_house_goes_on_wit
     until("the incident is closed", PATIENCE, || destroyed()["open"] == false);
     let incident = destroyed();
     assert_eq!(incident["nothing_lost"], true, "{incident:#}");
+    up.stop();
+}
+
+#[test]
+fn a_restore_that_was_done_is_printed_no_more_and_typed_again_it_takes_no_row_away() {
+    let home = Home::new();
+    let up = Up::start(&home, |_| {});
+    let client = Client::new(up.url("gateway"), &home.token());
+    for n in 0..4 {
+        client.talk("c", &n.to_string(), &format!("said {n}."));
+    }
+    let older = fs::read(home.store()).unwrap();
+    for n in 4..12 {
+        client.talk("c", &n.to_string(), &format!("said {n}."));
+    }
+    let copied = || {
+        let done = cli(&home, ["--json", "checkpoint"]);
+        done.status.success() && done.json()["done"] == true
+    };
+    until("everything is in the main file", PATIENCE, copied);
+    fs::write(home.store(), older).unwrap();
+    let mark = home.store().with_file_name("state.db.statehouse").join("destroyed.json");
+    let account = until_some("what was put together", PATIENCE, || {
+        let mark: Value = serde_json::from_str(&fs::read_to_string(&mark).ok()?).ok()?;
+        Some(mark["account"].clone()).filter(|a| a["rebuilt"].is_string())
+    });
+    assert_eq!((&account["lost"], &account["complete"]), (&json!([]), &json!(false)), "{account:#}");
+    let rebuilt = account["rebuilt"].as_str().unwrap();
+    let destroyed = || {
+        let all = answer(&home, ["incidents", "--all"]);
+        all.as_array().unwrap().iter().find(|i| i["kind"] == "destroyed").unwrap().clone()
+    };
+    assert!(destroyed()["next"].as_str().unwrap().contains(rebuilt), "the control: {:#}", destroyed());
+    answer(&home, ["restore", rebuilt]);
+    let took = || client.message("c", "after", "said after it.").is_ok_and(|answered| answered.status == 200);
+    until("the house goes on", PATIENCE, took);
+    until("the incident is closed", PATIENCE, || destroyed()["open"] == false);
+    let incident = destroyed();
+    assert!(!incident["next"].as_str().unwrap_or_default().contains("restore"), "{incident:#}");
+    assert_eq!((&incident["lost"], &incident["nothing_lost"]), (&Value::Null, &json!(false)), "{incident:#}");
+    let count = || messages(&home).into_iter().filter(|m| m.1 == "user").count();
+    assert_eq!(count(), 13);
+    let again = cli(&home, ["restore", rebuilt, "--json"]);
+    assert_eq!((again.status.code(), error_code(&again)), (Some(4), "put_in_place".to_owned()), "{again:?}");
+    assert!(again.stdout.contains("of message") && again.stdout.contains("that was done at"), "{again:?}");
+    let planned = cli(&home, ["restore", rebuilt, "--dry-run", "--json"]);
+    assert!(planned.stdout.contains("put_in_place"), "{planned:?}");
+    assert_eq!(count(), 13, "nothing was taken away");
+    answer(&home, ["restore", rebuilt, "--force"]);
+    until("the house goes on", PATIENCE, || client.message("c", "z", "said last.").is_ok_and(|a| a.status == 200));
+    assert_eq!(count(), 13, "the control: what was said after it is in what was kept");
     up.stop();
 }

@@ -341,3 +341,41 @@ fn what_the_last_one_of_several_put_together_is_what_is_told_of_the_loss() {
     first.back(&family).unwrap();
     assert!(!list(&family).unwrap()[0].is_open());
 }
+
+#[test]
+fn what_is_lost_stays_open_after_the_restore_and_the_restore_is_told_no_more() {
+    let (_keep, family) = family();
+    let destruction = Destruction {
+        member: Member::Main,
+        path: family.main(),
+        what: "cut off".into(),
+        frames: Some(9),
+        copied: Some(0),
+    };
+    let why = Error::Destroyed(Box::new(destruction));
+    let told = |n: u64, lost: &[&str]| {
+        let evidence = family.side_directory().join(format!("retired/destroyed-{n}"));
+        std::fs::create_dir_all(&evidence).unwrap();
+        let rebuilt = Some(evidence.join("rebuilt.captured"));
+        let lost = lost.iter().map(|s| (*s).to_owned()).collect();
+        let account = Account { rebuilt, lost, ..Account::default() };
+        std::fs::write(evidence.join("account.json"), serde_json::to_vec(&account).unwrap()).unwrap();
+        let mut story = Story::begin(&family, "gateway", generation(n), &why, None);
+        story.put_together(&account, 1);
+        story.write(&family).unwrap();
+        (evidence, story)
+    };
+    let (first, story) = told(1, &["2 messages"]);
+    let (second, other) = told(11, &[]);
+    let all = || list(&family).unwrap();
+    assert!(all().iter().all(|i| i.next.contains("statehouse restore")), "the control: {:#?}", all());
+    assert_eq!(put_in_place(&family, "restore", &first).unwrap(), 1, "a name that only begins with it is another one");
+    assert_eq!(put_in_place(&family, "restore", &second).unwrap(), 1);
+    story.back(&family).unwrap();
+    other.back(&family).unwrap();
+    let all = all();
+    assert!(all.iter().all(|i| !i.next.contains("statehouse restore")), "{all:#?}");
+    let ends: Vec<_> = all.iter().map(|i| (i.is_open(), i.lost.as_deref(), i.proved.as_str())).collect();
+    let (lost, not_known) = ((true, Some("lost: 2 messages"), ""), (false, None, "nothing is known to be lost"));
+    assert!(ends.contains(&lost) && ends.contains(&not_known), "{ends:?}");
+}
