@@ -28,12 +28,12 @@ const MAIN: &str = "main.partial";
 const OF_LOG: &str = "log.partial";
 const OF_TABLES: &str = "tables.partial";
 const EARLIER: &str = "earlier.partial";
-const OF_EARLIER: &str = "earlier-rows.partial";
 const NEW: &str = "new.partial";
 const BENEATH: &str = "beneath.partial";
 const PIECED: &str = "pieced.partial";
-const MADE_ON_THE_WAY: [&str; 10] =
-    [PARTIAL, OVERLAY, MAIN, OF_LOG, OF_TABLES, EARLIER, OF_EARLIER, NEW, BENEATH, PIECED];
+const MADE_ON_THE_WAY: [&str; 9] = [PARTIAL, OVERLAY, MAIN, OF_LOG, OF_TABLES, EARLIER, NEW, BENEATH, PIECED];
+/// The most earlier rounds of a log that are looked for.
+const MOST_ROUNDS: usize = 8;
 /// Bytes of a page of a store of which nothing says it.
 const USUAL_PAGE: u32 = 4096;
 /// Where the header of a main file says how it is written and read, and the value for a file without a log.
@@ -42,11 +42,20 @@ const VERSIONS: (u64, [u8; 2]) = (18, [1, 1]);
 /// Makes the new file of what the files have. What was made on the way is gone after that, also after an error: half a file
 /// would be taken for a whole one, and keeps a disk full.
 pub(super) fn put_together(what: &Destroyed<'_>, options: &Options) -> Result<Account> {
-    let clear = || MADE_ON_THE_WAY.iter().for_each(|name| drop(std::fs::remove_file(what.evidence.join(name))));
+    let clear = || {
+        let rows = (0..MOST_ROUNDS).map(of_earlier);
+        let names = MADE_ON_THE_WAY.iter().map(|name| (*name).to_owned()).chain(rows);
+        names.for_each(|name| drop(std::fs::remove_file(what.evidence.join(name))));
+    };
     clear();
     let made = from_files(what, options);
     clear();
     made
+}
+
+/// The file with the rows of an earlier round of the log.
+fn of_earlier(n: usize) -> String {
+    format!("earlier-rows-{n}.partial")
 }
 
 /// A file of the family: the copy that was made of it, else what is left of it.
@@ -96,12 +105,13 @@ fn from_files(what: &Destroyed<'_>, options: &Options) -> Result<Account> {
             Err(e) => return Err(e),
         }
         let earlier = earlier(what)?;
-        let behind = behind(what, options)?;
-        if let Some(behind) = &behind {
-            match pieced(what, behind, earlier.as_ref()) {
-                Ok(pieced) => {
+        let mut main = member(what, Member::Main)?;
+        if let Some(behind) = behind(what, options)? {
+            match pieced(what, &behind, &earlier) {
+                Ok((path, image)) => {
                     let name = "the pages of the log and of the main file over those of a new store";
-                    whole.extend(sound_ones(vec![(pieced, name)], &mut account));
+                    whole.extend(sound_ones(vec![(path, name)], &mut account));
+                    main = Some(image);
                 }
                 Err(Error::Damaged { detail }) => {
                     account.unusable.push(format!("the pages over a new store: {detail}"))
@@ -109,11 +119,7 @@ fn from_files(what: &Destroyed<'_>, options: &Options) -> Result<Account> {
                 Err(e) => return Err(e),
             }
         }
-        let main = match behind {
-            Some(behind) => Some(Box::new(behind) as Box<dyn ReadAt>),
-            None => member(what, Member::Main)?.map(|main| Box::new(main) as Box<dyn ReadAt>),
-        };
-        rows = sound_ones(rows_of(what, main.as_deref(), earlier.as_ref(), &mut account)?, &mut account);
+        rows = sound_ones(rows_of(what, main.as_ref(), &earlier, &mut account)?, &mut account);
     }
     if let Some(schema) = schema {
         // A database that somebody has copied there is whole, and is another one.
@@ -136,7 +142,10 @@ fn from_files(what: &Destroyed<'_>, options: &Options) -> Result<Account> {
     // What only has rows has neither indexes nor constraints, so it serves as the base only where nobody knows a better one.
     let known_schema = schema.is_some();
     let mut sources = whole.into_iter().chain(rows.into_iter().filter(|_| known_schema)).peekable();
-    let is_base = |path: &Path| ![OF_LOG, OF_TABLES, OF_EARLIER].iter().any(|name| path.ends_with(name));
+    let is_base = |path: &Path| {
+        ![OF_LOG, OF_TABLES].iter().any(|name| path.ends_with(name))
+            && !(0..MOST_ROUNDS).any(|n| path.ends_with(of_earlier(n)))
+    };
     let base = sources.next_if(|(path, _)| is_base(path));
     if base.is_none() && sources.peek().is_none() {
         return Ok(account);
@@ -190,8 +199,8 @@ fn sound_ones(images: Vec<(PathBuf, &str)>, account: &mut Account) -> Vec<(PathB
 /// the tables as far as they can be walked.
 fn rows_of(
     what: &Destroyed<'_>,
-    main: Option<&dyn ReadAt>,
-    earlier: Option<&File>,
+    main: Option<&File>,
+    earlier: &[File],
     account: &mut Account,
 ) -> Result<Vec<(PathBuf, &'static str)>> {
     let Some(main) = main else { return Ok(Vec::new()) };
@@ -205,9 +214,10 @@ fn rows_of(
         let made = salvage::from_log(main, log, &what.evidence.join(OF_LOG));
         take(OF_LOG, "rows of the log", made.map(drop));
     }
-    if let Some(earlier) = earlier {
-        let made = salvage::from_log(main, earlier, &what.evidence.join(OF_EARLIER));
-        take(OF_EARLIER, "rows of the log before it was begun anew", made.map(drop));
+    for (n, round) in earlier.iter().enumerate() {
+        let name = of_earlier(n);
+        let made = salvage::from_log(main, round, &what.evidence.join(&name));
+        take(&name, "rows of the log before it was begun anew", made.map(drop));
     }
     let nothing = Vec::new();
     let log: &dyn ReadAt = log.as_ref().map_or(&nothing, |log| log);
@@ -216,13 +226,27 @@ fn rows_of(
     Ok(found)
 }
 
-/// What the round of the log before this one has left behind its end, as a log; `None` if that is nothing.
-fn earlier(what: &Destroyed<'_>) -> Result<Option<File>> {
-    let Some(log) = member(what, Member::Wal)? else { return Ok(None) };
+/// What earlier rounds of the log have left behind its end, each as a log, the newest first.
+fn earlier(what: &Destroyed<'_>) -> Result<Vec<File>> {
+    let Some(log) = member(what, Member::Wal)? else { return Ok(Vec::new()) };
     let path = what.evidence.join(EARLIER);
-    let mut earlier = captures::create(&path)?;
-    let frames = wal::earlier_round(&log, &mut earlier).map_err(|e| Error::io("write", &path, e))?;
-    Ok((frames > 0).then_some(earlier))
+    let failed = |e| Error::io("write", &path, e);
+    let mut rounds = Vec::new();
+    let mut end = wal::end_of_round(&log).map_err(failed)?;
+    while rounds.len() < MOST_ROUNDS {
+        let mut round = captures::create(&path)?;
+        // It is read through its descriptor, and its name is for the next one.
+        std::fs::remove_file(&path).map_err(failed)?;
+        let found = wal::earlier_round(&log, end, &mut round).map_err(failed)?;
+        if found.end == end {
+            break;
+        }
+        end = found.end;
+        if found.frames > 0 {
+            rounds.push(round);
+        }
+    }
+    Ok(rounds)
 }
 
 /// The main file with the pages of a new store behind it; `None` if it has all of these itself, or nobody knows them.
@@ -234,22 +258,28 @@ fn behind(what: &Destroyed<'_>, options: &Options) -> Result<Option<Behind>> {
     Ok(Some(behind).filter(Behind::is_needed))
 }
 
-/// An image of what is left of the main file, with the pages of both rounds of the log over it. What the earlier round had was all
-/// in the main file before this one began, so each page is the newest that anything has.
-fn pieced(what: &Destroyed<'_>, behind: &Behind, earlier: Option<&File>) -> Result<PathBuf> {
+/// An image of what is left of the main file, with the pages of every round of the log over it. What an earlier round had was all
+/// in the main file before the next one began, so each page is the newest that anything has.
+fn pieced(what: &Destroyed<'_>, behind: &Behind, earlier: &[File]) -> Result<(PathBuf, File)> {
     let (beneath, to) = (what.evidence.join(BENEATH), what.evidence.join(PIECED));
-    let made = |made: std::result::Result<image::Image, ImageError>| match made {
-        Ok(_) => Ok(()),
-        Err(ImageError::Io(e)) => Err(Error::io("write", &to, e)),
-        Err(e) => Err(Error::Damaged { detail: e.to_string() }),
+    let write = |main: &dyn ReadAt, log: &dyn ReadAt, to: &Path| {
+        let mut output = captures::create(to)?;
+        match image::overlay(main, log, &mut output) {
+            Ok(_) => Ok(output),
+            Err(ImageError::Io(e)) => Err(Error::io("write", to, e)),
+            Err(e) => Err(Error::Damaged { detail: e.to_string() }),
+        }
     };
-    let mut under = captures::create(&beneath)?;
+    let mut under = write(behind, &Vec::new(), &beneath)?;
+    for round in earlier.iter().rev() {
+        // The one before is read through its descriptor.
+        std::fs::remove_file(&beneath).map_err(|e| Error::io("remove", &beneath, e))?;
+        under = write(&under, round, &beneath)?;
+    }
     let nothing = Vec::new();
-    made(image::overlay(behind, earlier.map_or(&nothing as &dyn ReadAt, |earlier| earlier), &mut under))?;
-    let mut output = captures::create(&to)?;
     let log = member(what, Member::Wal)?;
-    made(image::overlay(&under, log.as_ref().map_or(&nothing as &dyn ReadAt, |log| log), &mut output))?;
-    Ok(to)
+    let pieced = write(&under, log.as_ref().map_or(&nothing as &dyn ReadAt, |log| log), &to)?;
+    Ok((to, pieced))
 }
 
 /// Takes over into a copy of one image what only the others have. Rows whose parents nobody has any more get new ones.
