@@ -195,7 +195,9 @@ pub(super) fn adopt(live: &Connection) -> Result<(), Failure> {
          DELETE FROM session_extra WHERE session_id NOT IN (SELECT id FROM session);
          DELETE FROM route WHERE session_id NOT IN (SELECT id FROM session);
          DELETE FROM usage WHERE session_id NOT IN (SELECT id FROM session);
-         DELETE FROM lease WHERE session_id NOT IN (SELECT id FROM session);",
+         DELETE FROM lease WHERE session_id NOT IN (SELECT id FROM session);
+         UPDATE session SET messages = (SELECT count(*) FROM message WHERE session_id = session.id)
+           WHERE messages <> (SELECT count(*) FROM message WHERE session_id = session.id);",
     )?;
     Ok(())
 }

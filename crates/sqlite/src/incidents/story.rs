@@ -187,6 +187,8 @@ impl Story {
                     self.tell(format!("found captured {what}"));
                 }
             }
+            // What is left of such a database is copied and put together, and that is told by itself.
+            None if self.report.kind == Kind::Destroyed => {}
             None => self.tell(
                 "had nothing to capture: the main file has all that the old log held, or the log is in its place"
                     .to_owned(),
@@ -195,17 +197,21 @@ impl Story {
     }
 
     /// Adds what this process did to put together what is left of a destroyed database. Each account holds those before it.
-    pub(crate) fn put_together(&mut self, account: &Account, run: usize) {
+    /// `made` says that this process made the new file, and did not find it.
+    pub(crate) fn put_together(&mut self, account: &Account, run: usize, made: bool) {
         let Some(rebuilt) = &account.rebuilt else {
             self.tell(format!("nothing could be put together: {}", account.unusable.join("; ")));
             return;
         };
         let of = if account.sources.is_empty() { "nothing".to_owned() } else { account.sources.join(", ") };
-        self.did(format!(
-            "put together in {} what is left, from {of}, and {} that it remembered",
-            rebuilt.display(),
-            count(run as u64, "commit")
-        ));
+        let (rebuilt_at, commits) = (rebuilt.display(), count(run as u64, "commit"));
+        match (made, run) {
+            (true, 0) => self.did(format!("put together in {rebuilt_at} what is left, from {of}")),
+            (true, _) => self
+                .did(format!("put together in {rebuilt_at} what is left, from {of}, and {commits} that it remembered")),
+            (false, 0) => self.tell("remembered nothing that is not in what was put together".to_owned()),
+            (false, _) => self.did(format!("added {commits} that it remembered to what was put together")),
+        }
         let restore = format!("statehouse restore {} {}", word(&rebuilt.to_string_lossy()), word(&self.database));
         let lost = (!account.lost.is_empty() || !account.complete).then(|| account.loss());
         self.account = Some((lost, format!("Put what is left in the place of the database: `{restore}`")));

@@ -330,14 +330,15 @@ fn what_the_last_one_of_several_put_together_is_what_is_told_of_the_loss() {
     let mut second = Story::begin(&family, "scheduler", generation(1), &why, None);
     let rebuilt = Some(family.side_directory().join("rebuilt.captured"));
     let half = Account { rebuilt, lost: vec!["frames 3 to 9".into()], complete: true, ..Account::default() };
-    first.put_together(&half, 1);
+    first.put_together(&half, 1, true);
     first.write(&family).unwrap();
-    second.put_together(&Account { lost: Vec::new(), ..half }, 1);
+    second.put_together(&Account { lost: Vec::new(), ..half }, 0, false);
     second.write(&family).unwrap();
     first.tell("cannot open the database again yet".into());
     first.write(&family).unwrap();
     let all = list(&family).unwrap();
     assert_eq!((all.len(), &all[0].lost), (1, &None), "{all:#?}");
+    assert_eq!(all[0].done.matches("put together in").count(), 1, "who only finds it has not done it: {}", all[0].done);
     first.back(&family).unwrap();
     assert!(!list(&family).unwrap()[0].is_open());
 }
@@ -361,7 +362,7 @@ fn what_is_lost_stays_open_after_the_restore_and_the_restore_is_told_no_more() {
         let account = Account { rebuilt, lost, ..Account::default() };
         std::fs::write(evidence.join("account.json"), serde_json::to_vec(&account).unwrap()).unwrap();
         let mut story = Story::begin(&family, "gateway", generation(n), &why, None);
-        story.put_together(&account, 1);
+        story.put_together(&account, 1, true);
         story.write(&family).unwrap();
         (evidence, story)
     };

@@ -69,7 +69,8 @@ fn member(what: &Destroyed<'_>, member: Member) -> Result<Option<File>> {
         return Ok(Some(open));
     }
     // The connections of this process are closed: it comes back to what it could not do before. A file is in place still.
-    let inspected = secure::inspect(what.family, secure::Purpose::Own)?;
+    // What the files are to each other is not asked: a main file that was emptied beside its log is what this is about.
+    let inspected = secure::inspect_to_replace(what.family)?;
     let Some(seen) = inspected.get(member).filter(|seen| Some(seen.status.identity) == wanted) else { return Ok(None) };
     headers::open(seen).map(|open| Some(open.into())).map_err(|e| Error::io("read", &what.family.path(member), e))
 }
