@@ -130,6 +130,18 @@ impl Story {
         }
     }
 
+    /// What this process only doubted, another one may have found destroyed: then it is one deed.
+    fn join_destroyed(&mut self, family: &Family) {
+        if self.written.is_some() || self.report.kind != Kind::Doubtful {
+            return;
+        }
+        let about = format!("{} {}", Kind::Destroyed.word(), about_generation(&self.generation));
+        let all = Shelf::Beside(family.clone()).all().unwrap_or_default();
+        if all.iter().any(|i| i.about == about && i.is_open()) {
+            self.about = about;
+        }
+    }
+
     /// True if it did not begin long before the incident did.
     fn began_with(&self, incident: &Incident) -> bool {
         self.since.saturating_add(SAME_MATTER_US) >= incident.at
@@ -257,6 +269,7 @@ impl Story {
         };
         let (entries, evidence) = (std::mem::take(&mut self.entries), std::mem::take(&mut self.evidence));
         let done = std::mem::take(&mut self.done);
+        self.join_destroyed(family);
         // Told once: who comes after this process knows more, and what this one knew would go over it.
         let account = self.account.take();
         let which = |i: &Incident| self.is_part_of(i, process);

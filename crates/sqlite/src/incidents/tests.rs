@@ -380,3 +380,25 @@ fn what_is_lost_stays_open_after_the_restore_and_the_restore_is_told_no_more() {
     let (lost, not_known) = ((true, Some("lost: 2 messages"), ""), (false, None, "nothing is known to be lost"));
     assert!(ends.contains(&lost) && ends.contains(&not_known), "{ends:?}");
 }
+
+#[test]
+fn what_one_process_doubts_and_another_finds_destroyed_is_one_incident() {
+    let (_keep, family) = family();
+    let destruction = Destruction {
+        member: Member::Main,
+        path: family.main(),
+        what: "emptied".into(),
+        frames: Some(9),
+        copied: Some(0),
+    };
+    let why = Error::Destroyed(Box::new(destruction));
+    let mut first = Story::begin(&family, "gateway", generation(1), &why, None);
+    let doubt = Error::Doubtful { path: family.main() };
+    let mut second = Story::begin(&family, "scheduler", generation(1), &doubt, None);
+    let mut other = Story::begin(&family, "dashboard", generation(2), &doubt, None);
+    first.write(&family).unwrap();
+    second.write(&family).unwrap();
+    assert_eq!(list(&family).unwrap().len(), 1, "{:#?}", list(&family).unwrap());
+    other.write(&family).unwrap();
+    assert_eq!(list(&family).unwrap().len(), 2, "the control: those are other files");
+}

@@ -138,6 +138,9 @@ mod tests {
         );
         assert_eq!((after.salts, after.pages), (before.salts, before.pages));
         // And what is left of the round before that one is behind it.
+        for n in 0..4 {
+            connection.execute("INSERT INTO t(x) VALUES (?1)", [format!("{n}{}", "y".repeat(3000))]).unwrap();
+        }
         connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())).unwrap();
         connection.execute("INSERT INTO t(x) VALUES ('newer')", []).unwrap();
         let newer = log();
