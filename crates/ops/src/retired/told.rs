@@ -3,6 +3,7 @@
 use statehouse_sqlite::Family;
 use statehouse_sqlite::capture::{Capture, Merge};
 use statehouse_sqlite::incidents::{self, Kind as Incident, Outcome, Report};
+use statehouse_sqlite::shell::word;
 use statehouse_sqlite::words::{count as count_of, verb};
 
 use super::live;
@@ -42,6 +43,11 @@ pub(super) fn tell(family: &Family, merged: &Merged) {
     let conflicts = merged.shown.conflicting();
     let next = match &merged.conflicts {
         Some(list) => format!("look at the rows that stand against each other in {}", list.display()),
+        None if conflicts > 0 => format!(
+            "look at the rows that stand against each other: `statehouse retired show {} {} --rows`",
+            word(&merged.shown.id),
+            word(&merged.shown.path)
+        ),
         None => String::new(),
     };
     let _ = incidents::report(

@@ -333,9 +333,9 @@ impl Story {
 
 /// Decides whether an incident is over, now that a process of it is back.
 fn settle(incident: &mut Incident, undecided: Option<&str>) {
-    if let Some(id) = undecided {
+    if let Some(next) = undecided {
         (incident.outcome, incident.closed_at) = (Outcome::Waits, None);
-        incident.next = format!("See what only the capture has: `statehouse retired show {id}`");
+        incident.next = next.to_owned();
         return;
     }
     if incident.lost.is_some() || !incident.is_over() {
@@ -346,7 +346,7 @@ fn settle(incident: &mut Incident, undecided: Option<&str>) {
     incident.closed_at = Some(now_us());
 }
 
-/// The capture of this generation whose rows are not all known to be in the database, if there is one.
+/// What to do about the capture of this generation whose rows are not all known to be in the database, if there is one.
 fn undecided(family: &Family, generation: &Generation) -> Result<Option<String>> {
     let open = captures::unmerged(family);
     let about = about_generation(generation);
@@ -354,7 +354,20 @@ fn undecided(family: &Family, generation: &Generation) -> Result<Option<String>>
     let same = captures.into_iter().filter(|c| about_generation(&c.manifest.generation) == about);
     // One whose rows are in a log that lies at its path is merged, and is marked when that log is copied.
     let into = |c: &capture::Capture| c.place.join(captures::INTO).exists();
-    Ok(same.filter(|c| c.is_unreadable() || open.contains(&c.place) && !into(c)).map(|c| c.id).next())
+    Ok(same.filter(|c| c.is_unreadable() || open.contains(&c.place) && !into(c)).map(|c| to_see(&c)).next())
+}
+
+/// How a person sees what a capture has. Where there is no log and the image is damaged, nothing would be shown.
+fn to_see(capture: &capture::Capture) -> String {
+    let image = capture.place.join(captures::IMAGE);
+    let has_log = std::fs::metadata(capture.place.join("wal.captured")).is_ok_and(|log| log.len() > 0);
+    if has_log || captures::sound(&image).is_ok() {
+        return format!("See what only the capture has: `statehouse retired show {}`", word(&capture.id));
+    }
+    format!(
+        "Keep {}: it is a copy of a damaged main file, and no rows can be read of it by itself.",
+        capture.place.display()
+    )
 }
 
 fn files_before(generation: &Generation) -> String {

@@ -360,7 +360,7 @@ fn what_is_lost_stays_open_after_the_restore_and_the_restore_is_told_no_more() {
         let rebuilt = Some(evidence.join("rebuilt.captured"));
         let lost = lost.iter().map(|s| (*s).to_owned()).collect();
         let account = Account { rebuilt, lost, ..Account::default() };
-        std::fs::write(evidence.join("account.json"), serde_json::to_vec(&account).unwrap()).unwrap();
+        files::replace(&evidence.join("account.json"), &serde_json::to_vec(&account).unwrap()).unwrap();
         let mut story = Story::begin(&family, "gateway", generation(n), &why, None);
         story.put_together(&account, 1, true);
         story.write(&family).unwrap();
