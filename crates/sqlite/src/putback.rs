@@ -97,8 +97,7 @@ fn refuse_users_of_main(family: &Family) -> Result<()> {
     };
     let report = holders::scan(family)?;
     let Some(user) = report.holders.iter().find(uses) else { return Ok(()) };
-    let holder =
-        format!("a process that has an empty file open in the place of the database; to stop it: {}", user.stop);
+    let holder = format!("a process that has an empty file open in the place of the database; {}", user.to_stop());
     Err(Error::Busy { waited: std::time::Duration::ZERO, holder: Some(holder) })
 }
 

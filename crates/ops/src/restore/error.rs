@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use statehouse_sqlite::{Error as DatabaseError, Family, Reason};
 
-use crate::{maintenance, snapshots, who};
+use crate::{maintenance, retired, snapshots, who};
 
 /// The result of everything about restoring.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -73,6 +73,14 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// The new file of `--to` would be taken for a part of a database. Nothing was done.
+    #[error("{} is no place for a new file", path.display())]
+    OfDatabase {
+        /// The file.
+        path: PathBuf,
+        /// Of which database, and why.
+        found: String,
+    },
     /// The database is in place and is not what the source is.
     #[error("the database was restored, and does not hold what its source holds")]
     Differs {
@@ -96,6 +104,7 @@ impl Error {
             Error::OtherProgram { .. } => Reason::OtherApplication.code(),
             Error::PutInPlace { .. } => "put_in_place",
             Error::Exists { .. } => "exists",
+            Error::OfDatabase { .. } => "of_database",
             Error::Differs { .. } => "unverified",
         }
     }
@@ -111,7 +120,8 @@ impl Error {
             | Error::SameFile { .. }
             | Error::OtherProgram { .. }
             | Error::PutInPlace { .. }
-            | Error::Exists { .. } => true,
+            | Error::Exists { .. }
+            | Error::OfDatabase { .. } => true,
         }
     }
 
@@ -122,6 +132,7 @@ impl Error {
             Error::Snapshot(e) => e.detail(),
             Error::NotFound { looked, .. } => looked.clone(),
             Error::SourceDamaged { found, .. }
+            | Error::OfDatabase { found, .. }
             | Error::SourceUnfit { found, .. }
             | Error::OtherProgram { found, .. }
             | Error::PutInPlace { found, .. } => found.clone(),
@@ -150,6 +161,7 @@ impl Error {
             Error::PutInPlace { .. } => {
                 "Nothing was changed. There is nothing to do; to go back to that state all the same, add --force: the present one is kept as a snapshot."
             }
+            Error::OfDatabase { .. } => "Nothing was changed. Name a file of another name, in a directory of your own.",
             Error::Exists { .. } => "Nothing was changed. Name a file that does not exist.",
             Error::Differs { .. } => {
                 "Nothing of the state before it is lost: restore that state, or the source once more."
@@ -173,6 +185,15 @@ impl From<snapshots::Error> for Error {
         match e {
             snapshots::Error::Work(e) => Error::Work(e),
             e => Error::Snapshot(e),
+        }
+    }
+}
+
+impl From<retired::Error> for Error {
+    fn from(e: retired::Error) -> Error {
+        match e {
+            retired::Error::Maintenance(e) => Error::Work(e),
+            e => DatabaseError::Aborted(format!("{e} {}", e.detail()).into()).into(),
         }
     }
 }

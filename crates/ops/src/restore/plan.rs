@@ -4,11 +4,15 @@ use serde::Serialize;
 use statehouse_sqlite::holders::Holder;
 use statehouse_sqlite::{Error as DatabaseError, Family, Reason};
 
+use super::compare::Compared;
 use super::error::{Error, Result};
 use super::found::Found;
 use super::present::{Present, Room};
+use super::recovered::RolledBack;
 use super::source::Source;
-use super::{Asked, How, Next, Tables, compare, held, lossy, permitted, rebuilt, refuse_itself, refuse_stranger};
+use super::{
+    Asked, Change, How, Next, Tables, compare, held, lossy, permitted, rebuilt, refuse_itself, refuse_stranger,
+};
 use crate::attach;
 
 /// The answer of a dry run.
@@ -28,6 +32,8 @@ pub struct Planned {
     pub would: String,
     /// What would be replaced.
     pub tables: Tables,
+    /// How the schema that would be replaced differs from that of the source.
+    pub schema: Vec<Change>,
     /// What it takes; `null` if there is not enough room.
     pub room: Option<Room>,
     /// The holders that were found, as `holders` shows them.
@@ -55,11 +61,11 @@ pub fn plan(asked: &Asked<'_>) -> Result<Planned> {
     let forecast = present.forecast(live)?;
     let joins = attach::may_join(&forecast.report);
     let mut notes = source.notes.clone();
-    let tables = replaced(asked, &present, &source, joins, &mut notes)?;
+    let compared = replaced(asked, &present, &source, joins, &mut notes)?;
     let ours = asked.ours || present.ours();
     let unfit = permitted(asked, source.fits(present.header(), None, ours))
-        .and_then(|()| refuse_stranger(asked, &source, &tables))
-        .and_then(|()| permitted(asked, rebuilt::again(&family, &source, &tables)))
+        .and_then(|()| refuse_stranger(asked, &source, &compared.of_here()))
+        .and_then(|()| permitted(asked, rebuilt::again(&family, &source, &compared.tables)))
         .err();
     let (room, crowded) = match present.room(&source) {
         Ok(room) => (Some(room), None),
@@ -91,7 +97,8 @@ pub fn plan(asked: &Asked<'_>) -> Result<Planned> {
         dry_run: true,
         how,
         would,
-        tables,
+        tables: compared.tables,
+        schema: compared.schema,
         room,
         holders: forecast.report.holders,
         next,
@@ -107,7 +114,7 @@ pub(super) fn replaced(
     source: &Source,
     joins: bool,
     notes: &mut Vec<String>,
-) -> Result<Tables> {
+) -> Result<Compared> {
     Ok(match present {
         Present::Beyond { why, .. } => {
             notes.push(match present.is_nothing() {
@@ -121,6 +128,14 @@ pub(super) fn replaced(
                 notes.push(format!("what is there cannot be compared: {e}"));
                 compare::compare(None, source.uri())
             })?,
+            // As it will be when the interrupted transaction is rolled back.
+            Err(e) if e.reason() == Some(Reason::HotJournal) => {
+                let rolled_back = RolledBack::of(&look.inspected, asked.scratch);
+                rolled_back.and_then(|r| r.compare(source)).or_else(|e| {
+                    notes.push(format!("what is there cannot be compared: {e}"));
+                    compare::compare(None, source.uri())
+                })?
+            }
             Err(e) => {
                 notes.push(format!("what is there cannot be compared: {e}"));
                 compare::compare(None, source.uri())?

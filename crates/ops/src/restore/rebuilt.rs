@@ -23,8 +23,8 @@ pub(super) fn refuse_again(asked: &Asked<'_>, family: &Family, present: &Present
     }
     let forecast = present.forecast(present.can_be_live(source))?;
     let joins = attach::may_join(&forecast.report);
-    let tables = plan::replaced(asked, present, source, joins, &mut Vec::new())?;
-    permitted(asked, again(family, source, &tables))
+    let compared = plan::replaced(asked, present, source, joins, &mut Vec::new())?;
+    permitted(asked, again(family, source, &compared.tables))
 }
 
 /// The refusal, with what is only here.
