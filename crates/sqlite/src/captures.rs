@@ -142,13 +142,15 @@ pub(crate) fn captured_at(place: &Path) -> u64 {
 }
 
 /// The newest capture of which a missing main file can be made again. `considerate` leaves out those after whose log
-/// another one was begun.
+/// another one was begun. One as of an earlier look has less than there was, so it is the last choice: where a stranger has written into
+/// the log since, it may be the only one that is a database.
 pub(crate) fn of_missing_main(family: &Family, considerate: bool) -> Option<PathBuf> {
     let whole = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().contains(WHOLE));
     unmerged(family)
         .into_iter()
-        .filter(|p| whole(p) && !(considerate && has_successor(p)) && !p.join(SUCCEEDED).exists())
-        .max_by_key(|p| captured_at(p))
+        .filter(|p| whole(p) || p.join(PROVED).exists())
+        .filter(|p| !(considerate && has_successor(p)) && !p.join(SUCCEEDED).exists())
+        .max_by_key(|p| (whole(p), captured_at(p)))
 }
 
 /// True if the path of the main file names nothing, or an empty file. Something of another kind is not missing: opening

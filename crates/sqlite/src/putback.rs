@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 use crate::admission::begun;
 use crate::captures::{
-    self, IMAGE, LOG, MERGED, PUT, SUCCEEDED, TORN, UNREADABLE, complete, directory, main_is_missing, mark,
+    self, IMAGE, LOG, MERGED, PROVED, PUT, SUCCEEDED, TORN, UNREADABLE, complete, directory, main_is_missing, mark,
     private_directory, sync_directory,
 };
 use crate::error::{Error, Reason, Result};
@@ -45,7 +45,9 @@ pub(crate) fn main_file(family: &Family, considerate: bool) -> Result<bool> {
     }
     let Some(place) = captures::of_missing_main(family, considerate) else { return Ok(false) };
     let image = place.join(IMAGE);
-    if let Err(e) = captures::sound(&image) {
+    if !place.join(PROVED).exists()
+        && let Err(e) = captures::sound(&image)
+    {
         if matches!(e, Error::Damaged { .. }) {
             mark(&place, UNREADABLE)?;
         }
@@ -83,22 +85,23 @@ fn move_leftovers(family: &Family) -> Result<()> {
             if !captures::is_empty(&status) {
                 continue;
             }
-            refuse_users_of_main(family)?;
+            refuse_users_of_main(family, "a process that has an empty file open in the place of the database")?;
         }
         move_member(family, member, status.identity.inode)?;
     }
     Ok(())
 }
 
-/// Somebody who has the empty file open could fill it after it lost its name.
-fn refuse_users_of_main(family: &Family) -> Result<()> {
+/// Somebody who has a file open that is about to lose its name could go on writing into it. Processes of ours write into none
+/// that was not proved.
+pub(crate) fn refuse_users_of_main(family: &Family, who: &str) -> Result<()> {
     let uses = |h: &&holders::Holder| {
-        h.files.iter().any(|f| f.member == Member::Main && f.generation == holders::Standing::Current)
+        h.role.is_none()
+            && h.files.iter().any(|f| f.member == Member::Main && f.generation == holders::Standing::Current)
     };
     let report = holders::scan(family)?;
     let Some(user) = report.holders.iter().find(uses) else { return Ok(()) };
-    let holder =
-        format!("a process that has an empty file open in the place of the database; to stop it: {}", user.stop);
+    let holder = format!("{who}; to stop it: {}", user.stop);
     Err(Error::Busy { waited: std::time::Duration::ZERO, holder: Some(holder) })
 }
 
