@@ -23,7 +23,7 @@ use crate::error::{Error, Failure, Result};
 use crate::family::{Family, Status};
 use crate::flush::{self, Committer};
 use crate::wal::ReadAt;
-use crate::{connect, files, image};
+use crate::{connect, files, image, replaced};
 
 pub(crate) const MERGED: &str = "merged";
 /// In a capture whose rows are in a log that is not copied yet; says which log that is.
@@ -149,7 +149,7 @@ pub(crate) fn of_missing_main(family: &Family, considerate: bool) -> Option<Path
     unmerged(family)
         .into_iter()
         .filter(|p| whole(p) || p.join(PROVED).exists())
-        .filter(|p| !(considerate && has_successor(p)) && !p.join(SUCCEEDED).exists())
+        .filter(|p| !(p.join(SUCCEEDED).exists() || considerate && has_successor(p)))
         .max_by_key(|p| (whole(p), captured_at(p)))
 }
 
@@ -191,13 +191,16 @@ pub(crate) fn merge(
 ) -> Result<u64> {
     let mut rows = 0;
     let mut merged = Vec::new();
+    let mut looked = !replaced::is_looked_through_quickly(live)?;
     for place in unmerged(family) {
         if is_in_the_log(&place, family)? {
             merged.push(place);
             continue;
         }
-        if place.join(TORN).exists() {
+        // A merge looks rows up by the indexes of the database. In one that is not whole it would find what is not there.
+        if place.join(TORN).exists() || !looked {
             is_whole_again(&place, family, live)?;
+            looked = true;
         }
         match one(&place.join(IMAGE), live, merge) {
             Ok(taken) => {
