@@ -120,6 +120,31 @@ fn a_copy_moved_over_the_store_with_a_guest_who_began_the_log_anew_costs_no_row_
     goes_on_whole(&["PRAGMA wal_checkpoint(FULL)", WRITE, "PRAGMA wal_checkpoint(RESTART)", WRITE]);
 }
 
+/// He would copy the old log into the file that was proved a moment before, as soon as he closes it.
+#[test]
+fn nobody_goes_on_as_long_as_a_guest_has_the_old_log_open_with_the_new_file() {
+    let directory = TestDir::new();
+    let (path, copy) = (directory.join("s.db"), directory.join("copy"));
+    let mut keys = Vec::new();
+    let mut holder = Holder::with_store(&path);
+    put(&mut holder, &mut keys, "early", 60);
+    visitor(&path, "PRAGMA wal_checkpoint(TRUNCATE)");
+    std::fs::copy(&path, &copy).unwrap();
+    put(&mut holder, &mut keys, "between", 60);
+    visitor(&path, "PRAGMA wal_checkpoint(TRUNCATE)");
+    put(&mut holder, &mut keys, "late", 20);
+    holder.signal(Signal::STOP);
+    std::fs::rename(&copy, &path).unwrap();
+    let mut guest = Sibling::connected(&path);
+    let _ = guest.order(serde_json::json!({ "sql": "SELECT count(*) FROM k" }));
+    holder.signal(Signal::CONT);
+    until("it says who is in the way", SOON, || holder.events().contains(&format!("PID {}", guest.pid())));
+    assert!(!holder.events().contains("Reopened"), "{}", holder.events());
+    let _ = guest.order(serde_json::json!({ "close": true }));
+    put(&mut holder, &mut keys, "after", 5);
+    assert_whole(&path, keys);
+}
+
 #[test]
 fn a_store_that_nobody_has_proved_after_it_was_replaced_is_proved_by_the_next_who_opens_it() {
     let directory = TestDir::new();
