@@ -39,6 +39,15 @@ fn what_cannot_be_understood_exits_2_in_the_shape_that_was_asked_for() {
 }
 
 #[test]
+fn a_mistyped_command_is_not_sent_to_one_that_is_not_for_people() {
+    let home = Home::new();
+    let said = cli(&home, ["frob"]);
+    assert_eq!((said.code(), said.stderr.contains("probe")), (2, false), "{said:#?}");
+    // The control: what is for people is named.
+    assert!(cli(&home, ["holdes"]).stderr.contains("'holders'"));
+}
+
+#[test]
 fn help_and_version_are_answers() {
     let home = Home::new();
     for line in [&["--help"][..], &["help"], &["up", "--help"], &["sessions", "import", "hermes", "--help"], &["-V"]] {

@@ -86,7 +86,7 @@ fn holders_verify_and_the_capture_itself_lead_from_one_line_to_the_next() {
     let told = cli(&["holders"], &path);
     assert!(told.code() == 3 && told.stdout.contains(&line), "{told:?}");
     assert!(
-        told.stdout.find(&line) < told.stdout.find(&format!("kill {}", ghost.pid())),
+        told.stdout.find(&line) < told.stdout.find(&format!("kill -KILL {}", ghost.pid())),
         "first this, then that: {told:?}"
     );
     assert!(told.stdout.contains(&format!("(PID {}: ", ghost.pid())), "who keeps the disk full: {told:?}");

@@ -50,8 +50,9 @@ pub(crate) fn number(path: &Path, statement: &str) -> u64 {
 pub(crate) struct Program(pub(crate) Child);
 
 const PROGRAM: &str = r#"
-import json, sqlite3, sys
+import json, signal, sqlite3, sys
 c = sqlite3.connect(sys.argv[1], timeout=10, isolation_level=None)
+signal.signal(signal.SIGTERM, lambda *_: (c.close(), sys.exit(0)))
 c.execute("PRAGMA wal_autocheckpoint=0")
 c.execute("PRAGMA journal_mode=" + sys.argv[2])
 for line in sys.stdin:

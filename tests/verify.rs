@@ -105,6 +105,46 @@ fn a_message_to_the_program_is_seen_through_the_path_and_without_one_the_proof_f
 }
 
 #[test]
+fn a_lock_that_somebody_keeps_is_told_with_his_name_and_how_long_it_was_waited_for() {
+    let directory = TestDir::new();
+    let path = foreign(&directory, "wal");
+    let mut holder = Holder::of(&path);
+    holder.order(json!({"sql": "BEGIN IMMEDIATE"}));
+    let document = on(&path, &["verify", "--write", "--patience", "0.5"]).json();
+    let found = check(&document, "canary.written");
+    let said = found.to_string();
+    assert_eq!(found["status"], "fail", "{found}");
+    assert!(said.contains(&format!("PID {}", holder.0.pid())) && !said.contains("waited 0 ms"), "{found}");
+}
+
+#[test]
+fn a_commit_of_a_passing_program_is_not_credited_to_the_one_that_is_watched() {
+    for mode in ["wal", "delete"] {
+        let directory = TestDir::new();
+        let path = foreign(&directory, mode);
+        let mut holder = Holder::of(&path);
+        let waiting = Waiting::of(&path, "3");
+        let mut visitor = Python::open(&path);
+        visitor.sql("INSERT INTO m(t) VALUES('of a stranger')").unwrap();
+        visitor.quit();
+        let (code, document) = waiting.end();
+        let found = check(&document, "write.seen");
+        assert_eq!((code, &found["status"]), (3, &json!("fail")), "{mode}: {found}");
+        let said = found["summary"].as_str().unwrap();
+        assert!(said.contains("another process") && said.contains(&format!("PID {}", holder.0.pid())), "{found}");
+
+        // And it goes on waiting: what the program writes after that counts.
+        let waiting = Waiting::of(&path, "50");
+        let mut visitor = Python::open(&path);
+        visitor.sql("INSERT INTO m(t) VALUES('of a stranger')").unwrap();
+        visitor.quit();
+        holder.order(json!({"sql": "UPDATE m SET t = 'changed' WHERE id = 7"}));
+        let (code, document) = waiting.end();
+        assert_eq!((code, outcome(&document, "write.seen").as_str()), (0, "ok"), "{mode}: {document}");
+    }
+}
+
+#[test]
 fn what_is_no_message_does_not_pass_for_one() {
     let directory = TestDir::new();
     let path = foreign(&directory, "wal");

@@ -82,8 +82,8 @@ fn a_dry_run_says_what_would_be_replaced_and_changes_nothing() {
     let dry = restore(&good, &path, &["--dry-run"]).success().json();
     assert_eq!((&dry["how"], &dry["refused"]), (&json!("live"), &Value::Null), "{dry}");
     let tables = json!({
-        "t": {"here": 30, "there": 21, "only_here": 10},
-        "more": {"here": null, "there": 0, "only_here": null},
+        "t": {"here": 30, "there": 21, "only_here": 10, "only_there": 1, "different": 20},
+        "more": {"here": null, "there": 0, "only_here": 0, "only_there": 0, "different": 0},
     });
     assert_eq!(dry["tables"], tables, "{dry}");
     before.assert_unchanged(directory.path(), &[]);

@@ -6,6 +6,7 @@ mod killed;
 mod live;
 mod own;
 mod rebuilt;
+mod replaced;
 mod sidecars;
 mod snapshot;
 mod sources;

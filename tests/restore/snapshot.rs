@@ -16,6 +16,38 @@ fn snapshots(path: &Path) -> Vec<Value> {
 }
 
 #[test]
+fn a_compressed_snapshot_is_restored_by_the_path_of_its_file_too_also_in_the_place_of_another_database() {
+    let directory = TestDir::new();
+    let path = database(&directory.join("s.db"), "wal", 4096, 300, "old");
+    let taken = run(&mut command(&["snapshot", "--zstd"], &[&path]), PATIENCE).success().json();
+    let other = database(&directory.join("other.db"), "wal", 4096, 10, "new");
+    let file = Path::new(taken["path"].as_str().unwrap());
+    for place in [&path, &other] {
+        let done = restore(file, place, &[]).success().json();
+        assert_eq!((&done["kind"], &done["source"]), (&json!("snapshot"), &taken["id"]), "{done}");
+        assert_eq!(content(place), expected(300, "old"));
+    }
+    // The control: what only has the ending is no snapshot.
+    let stray = directory.join("stray.zst");
+    std::fs::copy(file, &stray).unwrap();
+    assert_eq!(restore(&stray, &path, &[]).code(), 4);
+}
+
+#[test]
+fn a_half_written_mark_of_a_killed_restore_is_gone_after_the_next_one() {
+    for mode in ["wal", "delete"] {
+        let directory = TestDir::new();
+        let path = database(&directory.join("s.db"), mode, 4096, 30, "old");
+        let good = database(&directory.join("good.db"), "wal", 4096, 50, "new");
+        restore(&good, &path, &[]).success();
+        let half = directory.join("s.db.statehouse/restoring.json.4711.new");
+        std::fs::write(&half, "{").unwrap();
+        restore(&good, &path, &[]).success();
+        assert!(!half.exists(), "{mode}");
+    }
+}
+
+#[test]
 fn a_snapshot_is_restored_by_its_id_compressed_or_not_and_never_after_somebody_has_changed_it() {
     for more in [&[][..], &["--zstd"]] {
         let directory = TestDir::new();
@@ -25,7 +57,11 @@ fn a_snapshot_is_restored_by_its_id_compressed_or_not_and_never_after_somebody_h
         sql(&path, &["DELETE FROM t WHERE id > 100", "INSERT INTO t VALUES(1000, 'newer')"]);
         let done = restore(id, &path, &[]).success().json();
         assert_eq!((&done["kind"], &done["source"]), (&json!("snapshot"), &taken["id"]), "{done}");
-        assert_eq!(done["tables"]["t"], json!({"here": 101, "there": 300, "only_here": 1}), "{done}");
+        assert_eq!(
+            done["tables"]["t"],
+            json!({"here": 101, "there": 300, "only_here": 1, "only_there": 200, "different": 0}),
+            "{done}"
+        );
         assert_eq!(content(&path), expected(300, "old"));
 
         // What was replaced is a snapshot like any other.

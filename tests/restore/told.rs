@@ -109,7 +109,7 @@ fn beside_a_program_that_writes_into_deleted_files_the_capture_is_named_before_w
         assert_eq!((refused.code(), &error["code"]), (4, &json!("refused_held_retired")), "{refused:#?}");
         let detail = error["detail"].as_str().unwrap();
         let capture = detail.find(&format!("statehouse retired capture --pid {} ", ghost.pid()));
-        let stop = detail.find(&format!("kill {}", ghost.pid()));
+        let stop = detail.find(&format!("kill -KILL {}", ghost.pid()));
         assert!(capture.is_some() && capture < stop, "{detail}");
     }
 }

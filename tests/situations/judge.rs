@@ -92,7 +92,12 @@ fn judged(holder: &Value, who: &Who, pid: Option<u32>, foreign: bool) -> Vec<(&'
         Stop::There(words) if stop.contains(words) => {}
         Stop::There(words) => rows.push(("stop", stop, format!("… {words} …"))),
         Stop::Process | Stop::Killed => {
-            let kill = if matches!(who.stop, Stop::Killed) { "kill -9" } else { "kill" };
+            let kill = match who.stop {
+                // An orderly stop would let it copy its log over the database.
+                _ if who.ghost => "kill -KILL",
+                Stop::Killed => "kill -9",
+                _ => "kill",
+            };
             // Nobody but root stops a process of somebody else.
             let sudo = if foreign { "sudo " } else { "" };
             let begin = format!("{sudo}{kill} {}  # ", pid.unwrap_or_default());

@@ -59,6 +59,10 @@ pub(crate) fn read(inspected: &Inspected, held: bool, scratch: &Path, patience: 
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NOFOLLOW;
         (Connection::open_with_flags(family.main(), flags)?, None, uri(&family.main(), "mode=ro"))
     } else if has_content(Member::Journal) {
+        // Somebody may have begun to write since it was looked who is there: then the journal is his, and he is at work.
+        if let Some(holder) = crate::who::writes(family) {
+            return Err(Error::Busy { waited: Duration::ZERO, holder: Some(holder) });
+        }
         return Err(Error::refused(
             Reason::HotJournal,
             family.path(Member::Journal),

@@ -14,6 +14,7 @@ pub mod restore;
 pub mod retired;
 pub mod snapshots;
 pub mod status;
+mod target;
 pub mod verify;
 pub mod who;
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use statehouse_sqlite::holders::{self, Holder};
-use statehouse_sqlite::{Error, Family};
+use statehouse_sqlite::{Error, Family, Member};
 
 /// A process as a person would name it.
 pub fn name(h: &Holder) -> String {
@@ -21,12 +21,22 @@ pub fn name(h: &Holder) -> String {
 pub fn holds(family: &Family) -> Option<String> {
     let others: Vec<Holder> =
         holders::scan(family).ok()?.holders.into_iter().filter(|h| !h.is_self && !h.files.is_empty()).collect();
-    let named = |h: &Holder| format!("{}; to stop it: {}", name(h), h.stop);
+    let named = |h: &Holder| format!("{}; {}", name(h), h.to_stop());
     if let Some(writer) = others.iter().find(|h| h.locks.write) {
         return Some(named(writer));
     }
     let all: Vec<String> = others.iter().map(named).collect();
     (!all.is_empty()).then(|| all.join("; "))
+}
+
+/// Whoever is in a transaction that writes, with what stops it; `None` if nobody is seen.
+pub fn writes(family: &Family) -> Option<String> {
+    let writing = |h: &&Holder| {
+        let journal = h.files.iter().any(|f| f.member == Member::Journal && !f.deleted);
+        !h.is_self && (journal || h.locks.reserved || h.locks.write)
+    };
+    let report = holders::scan(family).ok()?;
+    report.holders.iter().find(writing).map(|h| format!("{}; to stop it: {}", name(h), h.stop))
 }
 
 /// Says of a lock that was waited for in vain since `begun` who holds it, where nobody has said so yet.

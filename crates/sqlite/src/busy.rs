@@ -12,7 +12,7 @@ pub(crate) fn who_writes(family: &Family) -> Option<String> {
     whose_turn(family).or_else(|| {
         let writer = holders::scan(family).ok()?.holders.into_iter().find(|h| h.locks.write && !h.is_self)?;
         let pid = writer.pid.map_or_else(|| "a process that is not visible here".into(), |pid| format!("PID {pid}"));
-        Some(format!("{pid}; to stop it: {}", writer.stop))
+        Some(format!("{pid}; {}", writer.to_stop()))
     })
 }
 

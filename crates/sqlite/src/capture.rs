@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use error::TakeError;
+pub use find::only_reads_what_is_there;
 pub use merged::Merge;
 pub use take::{Failed, Taken, Took, Wanted, Whose, take};
 
@@ -144,6 +145,20 @@ pub struct Manifest {
     /// The id of an older capture of the same log, which this one has everything of.
     #[serde(default)]
     pub supersedes: Option<String>,
+    /// True if an anchor kept the process from copying this log into the main file from the moment on at which its files were lost.
+    #[serde(default)]
+    pub kept_back: bool,
+}
+
+impl Manifest {
+    /// True if another process captured a main file that was replaced together with a log that the path still named: whoever had
+    /// opened the new main file used that same log.
+    pub fn shares_log(&self) -> bool {
+        self.by.is_some()
+            && self.generation.wal.is_some()
+            && self.members_lost.contains(&Member::Main)
+            && !self.members_lost.contains(&Member::Wal)
+    }
 }
 
 /// Who made a capture of another process's files.

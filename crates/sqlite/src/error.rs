@@ -226,9 +226,9 @@ reasons! {
     /// Somebody may have the database open, and it could not be found out.
     HeldUnknown, "refused_unknown", "may be in use by a process that could not be looked at", "Run `sudo statehouse holders` with this path, which can look at every process.";
     /// A process goes on writing into files that were unlinked or replaced.
-    HeldRetired, "refused_held_retired", "is still held by a process that uses deleted or replaced files of it", "First copy what it has: `statehouse retired capture --all` with this path. Then stop it; `statehouse holders` says how.";
+    HeldRetired, "refused_held_retired", "is still held by a process that uses deleted or replaced files of it", "Its rows are nowhere else, and an orderly stop could copy its old log over the database. First hold it (`kill -STOP`), then copy what it has (`statehouse retired capture --all` with this path), then end it (`kill -KILL`); `statehouse holders` gives these lines with their numbers.";
     /// A process uses the database and has lost its locks.
-    HeldNaked, "refused_held_naked", "is in use by a process that has lost its locks", "Run `statehouse holders` to see which process, and stop it in an orderly way before opening.";
+    HeldNaked, "refused_held_naked", "is in use by a process that has lost its locks", "Run `statehouse holders` with this path before anything else opens it, and type what it says of that process in that order: where the process has removed files open, these are copied before it is stopped.";
     /// A newer version wrote the store.
     NewerSchema, "refused_newer_schema", "was written by a newer version", "Use that version, or a later one.";
     /// Something changed a file between the check and the open.
@@ -366,7 +366,10 @@ impl Error {
             Error::Unflushed => {
                 "Look into the system's log for errors of the disk, then send the write again with the same id."
             }
-            Error::Damaged { .. } => "Run `statehouse verify`; do not delete any file of the database.",
+            Error::Damaged { .. } => {
+                "Keep every file of the database. `statehouse snapshots` lists what `statehouse restore` can put in its place, which keeps what is there; \
+                 without a snapshot or backup, `.recover` of sqlite3 on a copy of all its files gives the rows that can still be read."
+            }
             Error::Closed => "Open the database again.",
             Error::Aborted(_) | Error::Io { .. } | Error::Sqlite(_) => {
                 "See the detail; nothing of this operation was kept."

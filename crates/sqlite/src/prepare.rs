@@ -98,7 +98,7 @@ pub(crate) fn wait_for_ours(family: &Family) -> Result<()> {
 fn held_by(family: &Family, holder: &Holder) -> Error {
     let reason = if holder.ghost { Reason::HeldRetired } else { Reason::HeldNaked };
     let pid = holder.pid.map_or_else(|| "a process that is not visible here".into(), |pid| format!("PID {pid}"));
-    Error::refused(reason, family.main(), format!("{pid}; to stop it: {}", holder.stop))
+    Error::refused(reason, family.main(), format!("{pid}; {}", holder.to_stop()))
 }
 
 /// True if somebody holds the byte of the index that says that the generation is in use. This process has no connection

@@ -101,7 +101,7 @@ pub(crate) fn refuse_users_of_main(family: &Family, who: &str) -> Result<()> {
     };
     let report = holders::scan(family)?;
     let Some(user) = report.holders.iter().find(uses) else { return Ok(()) };
-    let holder = format!("{who}; to stop it: {}", user.stop);
+    let holder = format!("{who}; {}", user.to_stop());
     Err(Error::Busy { waited: std::time::Duration::ZERO, holder: Some(holder) })
 }
 

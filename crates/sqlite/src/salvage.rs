@@ -30,7 +30,7 @@ use crate::pages::{
 use crate::wal::{Contents, ReadAt, Upto};
 use place::{Placer, Tree};
 use proof::Proof;
-pub use readable::{Readable, readable};
+pub use readable::{Other, Readable, readable};
 use survey::{Allowance, Survey, chain};
 use write::{Output, Place};
 
@@ -43,6 +43,8 @@ pub struct Salvaged {
     pub transactions: u64,
     /// Rows of each table that was made, by its name; zero for one that the log did not write to.
     pub tables: BTreeMap<String, u64>,
+    /// The page at which each of them began in the database that the log is of.
+    pub roots: BTreeMap<String, u32>,
     /// Rows that are in `lost_and_found`.
     pub unplaced: u64,
     /// The name of the table that has them, if there are any.
@@ -80,14 +82,30 @@ pub enum SalvageError {
 /// # Errors
 /// [`SalvageError`].
 pub fn from_log(main: &dyn ReadAt, wal: &dyn ReadAt, output: &Path) -> Result<Salvaged, SalvageError> {
+    from_log_as(main, wal, None, output)
+}
+
+/// As [`from_log`], with the names of tables and columns as `named` has them: the database as it was when the log was saved. The
+/// main file may have been given other names since, and rows that are under two names would count twice.
+///
+/// # Errors
+/// [`SalvageError`].
+pub fn from_log_as(
+    main: &dyn ReadAt,
+    wal: &dyn ReadAt,
+    named: Option<&dyn ReadAt>,
+    output: &Path,
+) -> Result<Salvaged, SalvageError> {
     let contents = Contents::read(wal, Upto::Last)?;
     let Some(log) = LogPages::of(main, wal, &contents)? else { return Err(SalvageError::Empty) };
     let behind = FilePages::of(main)?.filter(|pages| pages.layout().page_size == log.layout().page_size);
     let survey = Survey::of(&log, &contents)?;
     let mut connection = create(output, &log)?;
     let behind = behind.as_ref().map(|b| b as &dyn PageSource);
+    let named = named.map(FilePages::of).transpose()?.flatten();
+    let named = named.as_ref().map(|n| n as &dyn PageSource);
     connection.execute_batch("BEGIN IMMEDIATE")?;
-    let (trees, unmade) = trees(&mut connection, &log, behind)?;
+    let (trees, unmade) = trees(&mut connection, &log, behind, named)?;
     let (owners, overflow) = Placer::new(&log, behind, &survey, &trees).place()?;
     let tables: Vec<String> =
         trees.iter().filter(|t| !t.is_derived).filter_map(|t| t.table.as_ref()).map(|t| t.name.clone()).collect();
@@ -122,6 +140,7 @@ pub fn from_log(main: &dyn ReadAt, wal: &dyn ReadAt, output: &Path) -> Result<Sa
         transactions: contents.transactions,
         unplaced: output.unplaced,
         lost_and_found: output.lost_and_found(),
+        roots: roots(&trees),
         tables: output.rows,
         unmade,
         derived,
@@ -161,17 +180,29 @@ fn create(output: &Path, log: &dyn PageSource) -> Result<Connection, SalvageErro
     Ok(connection)
 }
 
+fn roots(trees: &[Tree]) -> BTreeMap<String, u32> {
+    let plain = trees.iter().filter(|t| !t.is_derived);
+    plain.filter_map(|t| Some((t.table.as_ref()?.name.clone(), t.root))).collect()
+}
+
 /// The trees of the database as the log sees it, with those that only the main file names behind them; and the tables that
-/// could not be made.
+/// could not be made. Their names are those of `named`, if that is given.
 fn trees(
     output: &mut Connection,
     log: &dyn PageSource,
     main: Option<&dyn PageSource>,
+    named: Option<&dyn PageSource>,
 ) -> Result<(Vec<Tree>, Vec<String>), SalvageError> {
-    let mut objects = schema(log)?.0;
+    let mut objects = Vec::new();
+    for source in named.into_iter().chain([log]) {
+        let known: HashSet<u32> = objects.iter().map(|o: &Object| o.root).collect();
+        objects.extend(schema(source)?.0.into_iter().filter(|o| known.is_empty() || !known.contains(&o.root)));
+    }
     let behind = main.map(schema).transpose()?.map(|(objects, _)| objects).unwrap_or_default();
     let key = |o: &Object| (o.kind.clone(), o.name.to_ascii_lowercase());
     let roots: HashMap<_, u32> = behind.iter().map(|o| (key(o), o.root)).collect();
+    // A table that was given another name is where it was.
+    let behind_roots: HashSet<(String, u32)> = behind.iter().map(|o| (o.kind.clone(), o.root)).collect();
     let known: HashSet<_> = objects.iter().map(key).collect();
     let used: HashSet<u32> = objects.iter().map(|o| o.root).collect();
     objects.extend(behind.into_iter().filter(|o| !known.contains(&key(o)) && !used.contains(&o.root)));
@@ -179,7 +210,8 @@ fn trees(
     let own = tables::shape("(type TEXT, name TEXT, tbl_name TEXT, rootpage INT, sql TEXT)");
     let mut trees = vec![Tree::derived(own, true, 1, Some(1))];
     for object in objects.iter().filter(|o| o.root != 0) {
-        let main_root = roots.get(&key(object)).copied().filter(|r| *r != 0);
+        let same_root = || behind_roots.contains(&(object.kind.clone(), object.root)).then_some(object.root);
+        let main_root = roots.get(&key(object)).copied().filter(|r| *r != 0).or_else(same_root);
         if object.kind == "table" {
             let has_rowids = root_is_table(log, object.root)?.unwrap_or(true);
             if tables::is_derived(object, &objects) {

@@ -9,21 +9,27 @@ pub fn word(word: &str) -> String {
         return word.to_owned();
     }
     if word.chars().any(char::is_control) {
-        let mut out = String::from("$'");
-        for c in word.chars() {
+        // The shell takes line ends away from the end of what a command prints, so these follow as they are.
+        let text = word.trim_end_matches('\n');
+        let mut out = String::from("\"$(printf '");
+        for (at, c) in text.char_indices() {
             match c {
-                '\'' | '\\' => {
-                    out.push('\\');
-                    out.push(c);
-                }
-                '\n' => out.push_str("\\n"),
-                c if (c as u32) < 0x80 && c.is_control() => {
-                    let _ = write!(out, "\\x{:02x}", c as u32);
+                // It would be an option.
+                '-' if at == 0 => out.push_str("\\055"),
+                '%' => out.push_str("%%"),
+                '\\' => out.push_str("\\\\"),
+                c if c == '\'' || c.is_control() => {
+                    for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                        let _ = write!(out, "\\{byte:03o}");
+                    }
                 }
                 c => out.push(c),
             }
         }
-        out.push('\'');
+        out.push_str("')\"");
+        if text.len() < word.len() {
+            let _ = write!(out, "'{}'", &word[text.len()..]);
+        }
         return out;
     }
     format!("'{}'", word.replace('\'', r"'\''"))
@@ -31,6 +37,8 @@ pub fn word(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
     use super::*;
 
     #[test]
@@ -38,7 +46,16 @@ mod tests {
         assert_eq!(word("/home/me/.statehouse"), "/home/me/.statehouse");
         assert_eq!(word("/a b/c#?"), "'/a b/c#?'");
         assert_eq!(word("it's"), r"'it'\''s'");
-        assert_eq!(word("a\nb'c"), r"$'a\nb\'c'");
+        assert_eq!(word("a\nb'c"), r#""$(printf 'a\012b\047c')""#);
         assert_eq!(word(""), "''");
+    }
+
+    #[test]
+    fn every_shell_takes_a_word_for_what_it_is() {
+        for text in ["a\nb", "100%\tx\\n'\"$HOME`", "ends\n\n", "\n", "\u{85}c", "--help\x1b[1m", "\x011"] {
+            let line = format!("printf %s {}", word(text));
+            let said = std::process::Command::new("sh").args(["-c", &line]).output().unwrap();
+            assert_eq!(String::from_utf8(said.stdout).unwrap(), text, "{line}");
+        }
     }
 }

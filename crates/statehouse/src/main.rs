@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     let _ = INHERITED_UMASK.set(before.bits());
     let code = match Cli::try_parse() {
         Ok(cli) => answer(cli),
-        Err(e) => misunderstood(&e),
+        Err(e) => misunderstood(&without_hidden(e)),
     };
     // What was asked for was done, and the one who asked does not know it.
     let untold = output::incomplete();
@@ -79,6 +79,27 @@ fn logging() {
         .finish();
     // Only a second call in one process can fail, and there is one.
     let _ = tracing::subscriber::set_global_default(subscriber);
+}
+
+/// Nobody is sent to what the program only asks itself.
+fn without_hidden(mut e: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue};
+    const HIDDEN: [&str; 2] = ["probe", "--supervised-by"];
+    let is_hidden = |name: &str| HIDDEN.contains(&name);
+    for kind in [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg] {
+        let left = match e.get(kind) {
+            Some(ContextValue::String(name)) if is_hidden(name) => Vec::new(),
+            Some(ContextValue::Strings(names)) if names.iter().any(|n| is_hidden(n)) => {
+                names.iter().filter(|n| !is_hidden(n)).cloned().collect()
+            }
+            _ => continue,
+        };
+        e.remove(kind);
+        if !left.is_empty() {
+            e.insert(kind, ContextValue::Strings(left));
+        }
+    }
+    e
 }
 
 /// Help and version are answers; everything else that clap says is an error of usage. What was asked with `--json`

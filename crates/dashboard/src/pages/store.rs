@@ -224,9 +224,13 @@ fn row(holder: &Value) -> Markup {
                 @if faults.is_empty() { span.good { "in order" } }
                 @for fault in &faults { strong.fault { (fault) } }
                 @if is(holder, "ghost") {
-                    p.quiet { "Keep it running until its deleted log is copied: what it wrote is nowhere else." }
+                    p.quiet { "Let it live until its deleted log is copied: what it wrote is nowhere else." }
+                    @if !text(holder, "hold").is_empty() {
+                        p.quiet { "To hold it first, so that it writes nothing more: " code { (text(holder, "hold")) } }
+                    }
                     @if !text(holder, "capture").is_empty() {
                         p.quiet { "To copy it: " code { (text(holder, "capture")) } }
+                        p.quiet { "To end it after that: " code { (text(holder, "stop")) } }
                     }
                 } @else if !faults.is_empty() && !text(holder, "stop").is_empty() {
                     p.quiet { "To stop it: " code { (text(holder, "stop")) } }

@@ -280,7 +280,7 @@ fn safe(family: &Family) -> Result<Report> {
     if let Some(danger) = report.holders.iter().find(|h| (h.ghost || h.naked) && !h.fenced) {
         let reason = if danger.ghost { Reason::HeldRetired } else { Reason::HeldNaked };
         let pid = danger.pid.map_or_else(|| "a process that is not visible here".into(), |p| format!("PID {p}"));
-        return Err(DatabaseError::refused(reason, family.main(), format!("{pid}; to stop it: {}", danger.stop)).into());
+        return Err(DatabaseError::refused(reason, family.main(), format!("{pid}; {}", danger.to_stop())).into());
     }
     Ok(report)
 }

@@ -101,7 +101,9 @@ impl Error {
         match self {
             Error::Database(e) => e.hint(),
             Error::Unsound { .. } => {
-                "Nothing was changed. Keep every file, copy the whole family away, and run `statehouse verify`."
+                "Nothing was changed. Keep every file. `statehouse snapshots` lists what `statehouse restore` can put in its place, which keeps \
+                 what is there; without a snapshot or backup, `.recover` of sqlite3 on a copy of all its files gives the rows that can \
+                 still be read."
             }
             Error::NoRoom { .. } => {
                 "Nothing was changed. Free space on that volume, or name a directory on another one for the copy with SQLITE_TMPDIR."

@@ -253,7 +253,7 @@ fn in_the_way(family: &Family, refused: &Error) -> Vec<String> {
 
 fn name(h: &Holder) -> String {
     match h.pid {
-        Some(pid) => format!("PID {pid} ({}); to stop it: {}", h.command.join(" "), h.stop),
+        Some(pid) => format!("PID {pid} ({}); {}", h.command.join(" "), h.to_stop()),
         None => format!("a process that is not visible here; {}", h.stop),
     }
 }

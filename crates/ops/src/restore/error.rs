@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use statehouse_sqlite::{Error as DatabaseError, Family, Reason};
 
-use crate::{maintenance, snapshots, who};
+use crate::{maintenance, retired, snapshots, who};
 
 /// The result of everything about restoring.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -65,6 +65,14 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// The new file of `--to` would be taken for a part of a database. Nothing was done.
+    #[error("{} is no place for a new file", path.display())]
+    OfDatabase {
+        /// The file.
+        path: PathBuf,
+        /// Of which database, and why.
+        found: String,
+    },
     /// The database is in place and is not what the source is.
     #[error("the database was restored, and does not hold what its source holds")]
     Differs {
@@ -87,6 +95,7 @@ impl Error {
             Error::SameFile { .. } => "same_file",
             Error::OtherProgram { .. } => Reason::OtherApplication.code(),
             Error::Exists { .. } => "exists",
+            Error::OfDatabase { .. } => "of_database",
             Error::Differs { .. } => "unverified",
         }
     }
@@ -101,7 +110,8 @@ impl Error {
             | Error::SourceUnfit { .. }
             | Error::SameFile { .. }
             | Error::OtherProgram { .. }
-            | Error::Exists { .. } => true,
+            | Error::Exists { .. }
+            | Error::OfDatabase { .. } => true,
         }
     }
 
@@ -112,6 +122,7 @@ impl Error {
             Error::Snapshot(e) => e.detail(),
             Error::NotFound { looked, .. } => looked.clone(),
             Error::SourceDamaged { found, .. }
+            | Error::OfDatabase { found, .. }
             | Error::SourceUnfit { found, .. }
             | Error::OtherProgram { found, .. } => found.clone(),
             Error::Differs { found, before: Some(before) } => format!("{found}; the state before it is in {before}"),
@@ -136,6 +147,7 @@ impl Error {
             Error::OtherProgram { .. } => {
                 "Nothing was changed. Check both paths; if it shall take that place all the same, add --force."
             }
+            Error::OfDatabase { .. } => "Nothing was changed. Name a file of another name, in a directory of your own.",
             Error::Exists { .. } => "Nothing was changed. Name a file that does not exist.",
             Error::Differs { .. } => {
                 "Nothing of the state before it is lost: restore that state, or the source once more."
@@ -159,6 +171,15 @@ impl From<snapshots::Error> for Error {
         match e {
             snapshots::Error::Work(e) => Error::Work(e),
             e => Error::Snapshot(e),
+        }
+    }
+}
+
+impl From<retired::Error> for Error {
+    fn from(e: retired::Error) -> Error {
+        match e {
+            retired::Error::Maintenance(e) => Error::Work(e),
+            e => DatabaseError::Aborted(format!("{e} {}", e.detail()).into()).into(),
         }
     }
 }

@@ -54,6 +54,10 @@ impl Found {
         // A link to a directory is one; a link to a file is refused where files are looked at.
         match std::fs::symlink_metadata(&path) {
             _ if path.is_dir() => of_directory(path),
+            // A compressed snapshot is no database until it is unpacked, whichever way it is named.
+            Ok(found) if found.file_type().is_file() && path.extension().is_some_and(|e| e == "zst") => {
+                Ok(of_snapshots(&path)?.unwrap_or(Found::File(path)))
+            }
             Ok(found) if found.file_type().is_file() || found.file_type().is_symlink() => Ok(Found::File(path)),
             Ok(_) => Err(Error::SourceUnfit {
                 path,
@@ -125,6 +129,18 @@ impl Found {
     }
 }
 
+/// The snapshot whose file this is, of whatever database.
+fn of_snapshots(path: &Path) -> Result<Option<Found>> {
+    let (Ok(path), Some(name)) = (std::fs::canonicalize(path), path.file_name()) else { return Ok(None) };
+    let Some(side) = path.parent().and_then(Path::parent) else { return Ok(None) };
+    let main = side.file_name().and_then(|n| n.to_str()?.strip_suffix(".statehouse")).filter(|n| !n.is_empty());
+    let Some(family) = main.and_then(|main| Family::to_look_at(&side.with_file_name(main)).ok()) else {
+        return Ok(None);
+    };
+    let found = snapshots::list(&family)?.into_iter().find(|s| s.path.file_name() == Some(name));
+    Ok(found.map(|snapshot| Found::Snapshot(Box::new(snapshot))))
+}
+
 /// What a directory stands for: a capture, as its id would. Of any other it is said what in it can be named.
 fn of_directory(path: PathBuf) -> Result<Found> {
     let has = |name: &str| path.join(name).is_file();
@@ -158,11 +174,12 @@ const REBUILT: &str = "rebuilt.captured";
 const REPLACED: &str = "main.replaced";
 
 /// A private directory with room for a file of `bytes` bytes.
-fn place(scratch: &Path, bytes: u64) -> Result<Scratch> {
+pub(super) fn place(scratch: &Path, bytes: u64) -> Result<Scratch> {
     let (room, _) = free(scratch).map_err(|e| io("ask for the free space of", scratch, e))?;
     let needs = bytes + MARGIN;
     if room < needs {
-        let numbers = format!("{room} bytes are free at {}; {needs} bytes are needed to unpack it", scratch.display());
+        let numbers =
+            format!("{room} bytes are free at {}; {needs} bytes are needed to look at it there", scratch.display());
         return Err(maintenance::Error::NoRoom { numbers }.into());
     }
     Ok(Scratch::new(scratch)?)

@@ -5,7 +5,7 @@
 //! even by force. Only who could not be seen, or came in the last moment, can be in that case; of those it is told.
 
 use serde::Serialize;
-use statehouse_sqlite::holders::{Holder, capture_command};
+use statehouse_sqlite::holders::{Holder, capture_command, steps};
 use statehouse_sqlite::shell::word;
 use statehouse_sqlite::{Error as DatabaseError, Family, Reason};
 
@@ -51,22 +51,26 @@ pub(super) fn unseen(family: &Family) -> Vec<Next> {
         },
         Next {
             command: format!("sudo statehouse holders {path}"),
-            why: "it names such a program and what stops it: stop it after the capture, and start it again".to_owned(),
+            why: "it names such a program and what ends it: end it after the capture as it says, and start it again"
+                .to_owned(),
         },
     ]
 }
 
 /// What to do about those who opened the old main file in the last moment.
 pub(super) fn late(left: &[Holder]) -> Vec<Next> {
-    let next = |h: &Holder| Next {
-        command: h.stop.clone(),
-        why: format!(
+    let why = |h: &Holder| {
+        format!(
             "{} still waits for the main file that was replaced; end it before it writes, and start it again: it would write \
              into the old file, and into the new log",
             name(h)
-        ),
+        )
     };
-    left.iter().map(next).collect()
+    let next = |h: &Holder| {
+        let why = why(h);
+        steps(std::slice::from_ref(h), false).into_iter().map(move |command| Next { command, why: why.clone() })
+    };
+    left.iter().flat_map(next).collect()
 }
 
 /// Says of a refusal because of holders what would become of them, and that force does not change it.

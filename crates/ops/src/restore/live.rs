@@ -54,15 +54,15 @@ fn replace(admission: &Admission, asked: &Asked<'_>, source: &Source) -> Result<
     // A log that was just copied is begun anew, so that it grows less.
     let _ = to.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     let reader = reader(family, patience)?;
-    let (before, tables) = {
+    let (before, compared) = {
         let backup = Backup::new(source.connection(), &mut to)?;
         // No page is copied yet, but from here on nobody else writes: what the reader sees is what is replaced.
         step(&backup, 0, patience)?;
         whole::require(&reader, &family.main())?;
-        let tables = compare::compare(Some(&uri(&family.main(), "mode=ro")), source.uri())?;
-        refuse_stranger(asked, source, &tables)?;
+        let compared = compare::compare(Some(&uri(&family.main(), "mode=ro")), source.uri())?;
+        refuse_stranger(asked, source, &compared.of_here())?;
         let before = super::before(admission, asked)?;
-        (asked.before)(&tables);
+        (asked.before)(&compared);
         for holder in &held_by {
             (asked.wanted.tell)(&held::goes_on(holder));
         }
@@ -70,7 +70,7 @@ fn replace(admission: &Admission, asked: &Asked<'_>, source: &Source) -> Result<
         while step(&backup, copy::STEP, patience)? != StepResult::Done {
             copy::tell(&backup, source.header.page_size, asked.watch);
         }
-        (before, tables)
+        (before, compared)
     };
     drop(reader);
     let mut notes = source.notes.clone();
@@ -83,7 +83,9 @@ fn replace(admission: &Admission, asked: &Asked<'_>, source: &Source) -> Result<
         path: lossy(&family.main()),
         how: How::Live,
         before: Some(before),
-        tables,
+        lost: compared.lost(),
+        tables: compared.tables,
+        schema: compared.schema,
         next: held::restart(&held_by),
         held_by: held_by.iter().map(who::name).collect(),
         replaced: None,

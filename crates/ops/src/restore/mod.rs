@@ -23,11 +23,12 @@ mod held;
 mod live;
 mod plan;
 mod present;
+mod recovered;
 mod rename;
+mod schema;
 pub(crate) mod source;
 mod to;
 
-use statehouse_sqlite::words;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -37,19 +38,21 @@ use statehouse_sessions::{OpenMode, SqliteStore, Store as _};
 use statehouse_sqlite::admission::{self, Admission, Vacant, Wanted};
 use statehouse_sqlite::incidents::{self, Kind, Outcome, Report};
 use statehouse_sqlite::shell::word;
-use statehouse_sqlite::{Error as DatabaseError, Family, Reason, capture};
+use statehouse_sqlite::{Error as DatabaseError, Family, Reason, capture, process::ProcessId};
 
 use crate::maintenance::{self, ms};
 use crate::progress::Watch;
+use crate::retired;
 use crate::snapshots::{self, Wish};
 use found::Found;
 use present::Present;
 use source::Source;
 
-pub use compare::{Table, Tables};
+pub use compare::{Compared, Table, Tables};
 pub use error::{Error, Result};
 pub use held::Next;
 pub use plan::{Planned, plan};
+pub use schema::{Change, Stands};
 pub use to::to;
 
 /// What somebody asks for.
@@ -67,7 +70,7 @@ pub struct Asked<'a> {
     /// Is told how far it is.
     pub watch: Watch<'a>,
     /// Is told what will be replaced, before it is.
-    pub before: &'a dyn Fn(&Tables),
+    pub before: &'a dyn Fn(&Compared),
 }
 
 /// How the content came to its place.
@@ -108,12 +111,17 @@ pub struct Restored {
     pub before: Option<Before>,
     /// What was replaced, table by table.
     pub tables: Tables,
+    /// How the schema that was replaced differs from that of the source.
+    pub schema: Vec<Change>,
     /// Programs that have it open, and see the new content with their next statement.
     pub held_by: Vec<String>,
     /// What to type now about programs that use it, or may use the old files; empty where there is nothing to do.
     pub next: Vec<Next>,
     /// The directory with the files that were replaced, if files were.
     pub replaced: Option<String>,
+    /// What the state before it had and the source does not, in words.
+    #[serde(skip)]
+    lost: Option<String>,
     /// True: it was opened anew, and holds what the source holds.
     pub verified: bool,
     /// What should be known about it, each a sentence.
@@ -132,6 +140,14 @@ pub fn run(asked: &Asked<'_>) -> Result<Restored> {
     let begun = Instant::now();
     let family = Family::of(asked.path)?;
     let mut done = in_place(asked, &family).map_err(|e| e.naming(&family, begun))?;
+    // What waits for the rows of a capture need not wait any more. A store of ours takes over its captures by itself.
+    if done.kind == "capture" && !Present::of(&family)?.ours() {
+        let looking = retired::Asked { scratch: asked.scratch, patience: asked.wanted.patience, watch: asked.watch };
+        match retired::restored(asked.path, &done.source, &looking) {
+            Ok(note) => done.notes.extend(note),
+            Err(e) => done.notes.push(format!("it could not be seen whether the capture has more: {e}")),
+        }
+    }
     done.ms = ms(begun);
     if let Err(e) = report(&family, &done) {
         done.notes.push(format!("that this was done could not be written down among the incidents: {e}"));
@@ -144,17 +160,22 @@ fn in_place(asked: &Asked<'_>, family: &Family) -> Result<Restored> {
     let found = Found::of(asked.source, Some(family))?;
     refuse_itself(&found, family)?;
     present.refuse_first(&asked.wanted, None)?;
-    // The image of a capture that is taken over is gone after that; and where it is what is restored, its rows are there anyhow.
     let is_capture = matches!(found, Found::Capture(..));
-    if !is_capture && present.ours() && take_over(family, asked.wanted.patience)? {
-        present = Present::of(family)?;
-    }
     // What is put together of a destroyed database may be what is restored, and nobody adds to it after this.
     admission::settled(family, asked.wanted.patience)?;
     let source = Source::verified(found, asked.scratch, asked.wanted.patience, asked.watch)?;
     permitted(asked, source.fits(present.header(), None, asked.ours || present.ours()))?;
     present.refuse_first(&asked.wanted, Some(&source))?;
     present.room(&source)?;
+    if let Some(inspected) = present.interrupted()? {
+        refuse_stranger(asked, &source, &recovered::RolledBack::of(inspected, asked.scratch)?.tables)?;
+    }
+    // Nothing was changed until here. The image of a capture that is taken over is gone after that; and where it is what is
+    // restored, its rows are there anyhow.
+    if !is_capture && present.ours() && take_over(family, asked.wanted.patience)? {
+        present = Present::of(family)?;
+        present.room(&source)?;
+    }
     put(asked, family, &present, &source)
 }
 
@@ -225,9 +246,8 @@ fn permitted(asked: &Asked<'_>, fits: Result<()>) -> Result<()> {
 }
 
 /// A source with no table that is in the database is a database of another program, whatever its header says.
-fn refuse_stranger(asked: &Asked<'_>, source: &Source, tables: &Tables) -> Result<()> {
-    let here: Vec<String> = tables.iter().filter(|(_, t)| t.here.is_some()).map(|(n, _)| n.clone()).collect();
-    permitted(asked, source.fits(None, Some(&here), false))
+fn refuse_stranger(asked: &Asked<'_>, source: &Source, here: &[String]) -> Result<()> {
+    permitted(asked, source.fits(None, Some(here), false))
 }
 
 fn refuse_itself(found: &Found, family: &Family) -> Result<()> {
@@ -242,7 +262,13 @@ fn refuse_itself(found: &Found, family: &Family) -> Result<()> {
 /// It is known beside the database that this happened. Without room for that it has happened all the same.
 fn report(family: &Family, done: &Restored) -> Result<(), DatabaseError> {
     let before = done.before.as_ref();
-    let lost: i64 = done.tables.values().filter_map(|t| t.only_here).sum();
+    let unread = before.and_then(|b| b.reason.as_ref().filter(|_| b.path.is_some()));
+    let lost = match (&done.lost, unread) {
+        (Some(lost), _) => Some(lost.clone()),
+        // Without a comparison nobody knows.
+        (None, Some(why)) => Some(format!("it is not known what only the files had that were there before ({why})")),
+        (None, None) => None,
+    };
     let kept = before.and_then(|b| match (&b.id, &b.path) {
         (Some(id), _) => Some(format!("the state before it is the snapshot {id}")),
         (None, Some(path)) => Some(format!("the files before it are in {path}")),
@@ -262,19 +288,14 @@ fn report(family: &Family, done: &Restored) -> Result<(), DatabaseError> {
             _ if done.replaced.is_some() => "as another main file; the old files were moved aside".to_owned(),
             _ => "as a new main file, for there was none".to_owned(),
         },
-        lost: (lost > 0).then(|| {
-            let (n, rows) = (lost.unsigned_abs(), words::count(lost.unsigned_abs(), "row"));
-            format!(
-                "{rows} {} there before and {} only in what was kept",
-                words::verb(n, "was", "were"),
-                words::verb(n, "is", "are")
-            )
-        }),
+        lost,
         next: next.unwrap_or_default(),
         outcome: Outcome::Kept,
         open: false,
     };
-    incidents::report(family, report).map(drop)
+    // Each is a deed of its own, however soon it comes after another: the way back is another one for each.
+    let about = format!("restored by {} {}", std::process::id(), ProcessId::own().map_or(0, |p| p.start_ticks));
+    incidents::report_about(family, &about, report).map(drop)
 }
 
 /// Takes a snapshot of what is replaced.
@@ -282,6 +303,8 @@ fn report(family: &Family, done: &Restored) -> Result<(), DatabaseError> {
 /// # Errors
 /// [`maintenance::Error::Unsound`] if what is there is damaged, so that only its files can be kept.
 fn before(admission: &Admission, asked: &Asked<'_>) -> Result<Before> {
+    // What one that was killed has left to be done, or has left lying.
+    admission::finish(admission.family())?;
     let wish = Wish { patience: asked.wanted.patience, ..Wish::because("before-restore") };
     match snapshots::take_admitted(admission, &wish, asked.watch) {
         Ok(taken) => Ok(Before { id: Some(taken.id), path: Some(lossy(&taken.path)), reason: None }),

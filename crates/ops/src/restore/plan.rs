@@ -7,8 +7,9 @@ use statehouse_sqlite::{Error as DatabaseError, Family, Reason};
 use super::error::{Error, Result};
 use super::found::Found;
 use super::present::{Present, Room};
+use super::recovered::RolledBack;
 use super::source::Source;
-use super::{Asked, How, Next, Tables, compare, held, lossy, permitted, refuse_itself, refuse_stranger};
+use super::{Asked, Change, How, Next, Tables, compare, held, lossy, permitted, refuse_itself, refuse_stranger};
 use crate::attach;
 
 /// The answer of a dry run.
@@ -28,6 +29,8 @@ pub struct Planned {
     pub would: String,
     /// What would be replaced.
     pub tables: Tables,
+    /// How the schema that would be replaced differs from that of the source.
+    pub schema: Vec<Change>,
     /// What it takes; `null` if there is not enough room.
     pub room: Option<Room>,
     /// The holders that were found, as `holders` shows them.
@@ -55,7 +58,7 @@ pub fn plan(asked: &Asked<'_>) -> Result<Planned> {
     let forecast = present.forecast(live)?;
     let joins = attach::may_join(&forecast.report);
     let mut notes = source.notes.clone();
-    let tables = match &present {
+    let compared = match &present {
         Present::Beyond { why, .. } => {
             notes.push(match present.is_nothing() {
                 true => format!("nothing is there that would be replaced: {why}"),
@@ -68,6 +71,14 @@ pub fn plan(asked: &Asked<'_>) -> Result<Planned> {
                 notes.push(format!("what is there cannot be compared: {e}"));
                 compare::compare(None, source.uri())
             })?,
+            // As it will be when the interrupted transaction is rolled back.
+            Err(e) if e.reason() == Some(Reason::HotJournal) => {
+                let rolled_back = RolledBack::of(&look.inspected, asked.scratch);
+                rolled_back.and_then(|r| r.compare(&source)).or_else(|e| {
+                    notes.push(format!("what is there cannot be compared: {e}"));
+                    compare::compare(None, source.uri())
+                })?
+            }
             Err(e) => {
                 notes.push(format!("what is there cannot be compared: {e}"));
                 compare::compare(None, source.uri())?
@@ -76,7 +87,7 @@ pub fn plan(asked: &Asked<'_>) -> Result<Planned> {
     };
     let ours = asked.ours || present.ours();
     let unfit = permitted(asked, source.fits(present.header(), None, ours))
-        .and_then(|()| refuse_stranger(asked, &source, &tables))
+        .and_then(|()| refuse_stranger(asked, &source, &compared.of_here()))
         .err();
     let (room, crowded) = match present.room(&source) {
         Ok(room) => (Some(room), None),
@@ -108,7 +119,8 @@ pub fn plan(asked: &Asked<'_>) -> Result<Planned> {
         dry_run: true,
         how,
         would,
-        tables,
+        tables: compared.tables,
+        schema: compared.schema,
         room,
         holders: forecast.report.holders,
         next,

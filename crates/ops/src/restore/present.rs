@@ -96,6 +96,14 @@ impl Present {
         }
     }
 
+    /// The files, if an interrupted transaction must be rolled back before SQLite can say what they hold.
+    pub(crate) fn interrupted(&self) -> Result<Option<&Inspected>> {
+        let Present::Readable(look) = self else { return Ok(None) };
+        let forecast = admission::forecast_drained(self.family(), false)?;
+        let hot = forecast.refused.is_some_and(|e| e.reason() == Some(Reason::HotJournal));
+        Ok(hot.then_some(&look.inspected))
+    }
+
     /// Refuses before anybody is asked to stand aside and before all of a source is read. Somebody who is there only for a
     /// moment is waited for later. Without a `source` yet it is taken for one that can be put in live.
     pub(crate) fn refuse_first(&self, wanted: &Wanted<'_>, source: Option<&Source>) -> Result<()> {

@@ -10,15 +10,16 @@ use statehouse_sqlite::{Member, Status, immutable, uri};
 use super::error::Result;
 use super::held;
 use super::live::Outcome;
+use super::recovered::RolledBack;
 use super::source::Source;
-use super::{Asked, Before, How, Restored, Tables, compare, copy, lossy, refuse_stranger, staging};
+use super::{Asked, Before, Compared, How, Restored, compare, copy, lossy, refuse_stranger, staging};
 use crate::maintenance::checkpoint;
 use crate::maintenance::whole;
 
 /// The present state as a snapshot, and the new file, ready to take its place.
 pub(super) struct Kept {
     before: Before,
-    tables: Tables,
+    compared: Compared,
     new: PathBuf,
     /// Where the old files go, if that is there already.
     aside: Option<PathBuf>,
@@ -35,15 +36,15 @@ pub(super) fn keep(admission: &Admission, asked: &Asked<'_>, source: &Source) ->
     let family = admission.family();
     let connection = admission.connection();
     whole::require(connection, &family.main())?;
+    refuse_stranger(asked, source, &compare::tables(connection, "main")?)?;
     let inspected = secure::inspect(family, Purpose::Own)?;
     let before = super::before(admission, asked)?;
     // The snapshot is what is there, and can be read by a second connection in whatever mode that is.
-    let tables =
+    let compared =
         compare::compare(before.path.as_deref().map(|p| uri(Path::new(p), "immutable=1")).as_deref(), source.uri())?;
-    refuse_stranger(asked, source, &tables)?;
     let mode: String = connection.pragma_query_value(None, "journal_mode", |r| r.get(0))?;
     let new = stage(&inspected, asked, source, mode == "wal")?;
-    Ok(Kept { before, tables, new, aside: None })
+    Ok(Kept { before, compared, new, aside: None })
 }
 
 /// Puts the new file in the place of a database that can be read.
@@ -51,17 +52,17 @@ pub(super) fn readable(admission: Admission, asked: &Asked<'_>, source: &Source,
     // From here on the main file alone is the whole database.
     checkpoint::empty_the_log(&admission, &|_| {}).inspect_err(|_| clear(&kept.new))?;
     let vacant = admission.vacate(&asked.wanted).inspect_err(|_| clear(&kept.new))?;
-    (asked.before)(&kept.tables);
+    (asked.before)(&kept.compared);
     place(&vacant, asked, source, kept)
 }
 
 /// Puts the new file in the place of what cannot be read. What lies there is kept as it is.
 pub(super) fn beyond(vacant: Vacant, asked: &Asked<'_>, source: &Source, why: &str) -> Result<Restored> {
     let new = stage(vacant.inspected(), asked, source, wal(&vacant, asked, source))?;
-    let tables = compare::compare(None, source.uri())?;
-    (asked.before)(&tables);
+    let compared = compare::compare(None, source.uri())?;
+    (asked.before)(&compared);
     let before = Before { id: None, path: None, reason: Some(why.to_owned()) };
-    place(&vacant, asked, source, Kept { before, tables, new, aside: None })
+    place(&vacant, asked, source, Kept { before, compared, new, aside: None })
 }
 
 /// As [`beyond`] for a database that SQLite opens and that is damaged. Its log has a part of it: all files are copied, then
@@ -74,29 +75,35 @@ pub(super) fn unsound(vacant: Vacant, asked: &Asked<'_>, source: &Source, why: &
     vacant.copy_members(&copies)?;
     let vacant = vacant.let_sqlite_recover(&asked.wanted)?;
     let new = stage(vacant.inspected(), asked, source, wal(&vacant, asked, source))?;
-    let tables = compare::compare(None, source.uri())?;
-    (asked.before)(&tables);
+    let compared = compare::compare(None, source.uri())?;
+    (asked.before)(&compared);
     let why = format!("{why}; the files as they were are copied there, and its log was copied into its main file");
     let before = Before { id: None, path: None, reason: Some(why) };
-    place(&vacant, asked, source, Kept { before, tables, new, aside: Some(copies) })
+    place(&vacant, asked, source, Kept { before, compared, new, aside: Some(copies) })
 }
 
 /// As [`beyond`] beside the journal of an interrupted transaction. All files are copied, then SQLite rolls the transaction
 /// back, as any opener would: from then on the main file alone is the whole database.
 pub(super) fn interrupted(vacant: Vacant, asked: &Asked<'_>, source: &Source) -> Result<Restored> {
-    let copies = vacant.aside()?;
-    vacant.copy_members(&copies)?;
-    let vacant = vacant.let_sqlite_recover(&asked.wanted)?;
+    // Whatever can refuse it is found on a copy, before anything is changed.
+    let held = RolledBack::of(vacant.inspected(), asked.scratch)?;
+    refuse_stranger(asked, source, &held.tables)?;
+    let compared = held.compare(source)?;
+    drop(held);
+    let new = stage(vacant.inspected(), asked, source, wal(&vacant, asked, source))?;
+    let copies = vacant.aside().inspect_err(|_| clear(&new))?;
+    vacant.copy_members(&copies).inspect_err(|_| {
+        clear(&new);
+        let _ = std::fs::remove_dir(&copies);
+    })?;
+    let vacant = vacant.let_sqlite_recover(&asked.wanted).inspect_err(|_| clear(&new))?;
     let why = format!(
         "it had an interrupted transaction; the files as they were are copied to {}, and the transaction was rolled back",
         copies.display()
     );
-    let new = stage(vacant.inspected(), asked, source, wal(&vacant, asked, source))?;
-    let tables = compare::compare(Some(&uri(&vacant.inspected().family().main(), "immutable=1")), source.uri())?;
-    refuse_stranger(asked, source, &tables)?;
-    (asked.before)(&tables);
+    (asked.before)(&compared);
     let before = Before { id: None, path: None, reason: Some(why) };
-    place(&vacant, asked, source, Kept { before, tables, new, aside: Some(copies) })
+    place(&vacant, asked, source, Kept { before, compared, new, aside: Some(copies) })
 }
 
 /// Whether what belongs there has a log.
@@ -126,7 +133,7 @@ fn clear(new: &Path) {
 }
 
 fn place(vacant: &Vacant, asked: &Asked<'_>, source: &Source, kept: Kept) -> Result<Restored> {
-    let Kept { mut before, tables, new, aside } = kept;
+    let Kept { mut before, compared, new, aside } = kept;
     let family = vacant.inspected().family();
     let aside = aside.map_or_else(|| vacant.aside(), Ok)?;
     if !vacant.overridden().is_empty() {
@@ -160,7 +167,9 @@ fn place(vacant: &Vacant, asked: &Asked<'_>, source: &Source, kept: Kept) -> Res
         path: lossy(&family.main()),
         how: How::Rename,
         before: Some(before),
-        tables,
+        lost: compared.lost(),
+        tables: compared.tables,
+        schema: compared.schema,
         held_by: Vec::new(),
         replaced,
         verified: true,

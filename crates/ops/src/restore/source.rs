@@ -92,8 +92,9 @@ impl Source {
         if let Some(naked) = report.holders.iter().find(|h| h.naked && !h.fenced) {
             // Opening it could cut the shared index off under that process.
             let pid = naked.pid.map_or_else(|| "a process".to_owned(), |pid| format!("PID {pid}"));
-            let detail = format!("{pid}; to stop it: {}", naked.stop);
-            return Err(DatabaseError::refused(Reason::HeldNaked, path, detail).into());
+            let detail = format!("{pid}; {}", naked.to_stop());
+            let reason = if naked.ghost { Reason::HeldRetired } else { Reason::HeldNaked };
+            return Err(DatabaseError::refused(reason, path, detail).into());
         }
         let ghost = report.holders.iter().find(|h| h.ghost && !h.fenced).map(|h| {
             let pid = h.pid.map_or_else(|| "a process".to_owned(), |pid| format!("PID {pid}"));

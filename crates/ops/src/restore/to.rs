@@ -24,6 +24,9 @@ pub fn to(asked: &Asked<'_>, to: &Path) -> Result<Restored> {
     let begun = Instant::now();
     // The ids are those of this database, which need not be there.
     let family = Family::to_look_at(asked.path).ok();
+    if let Some(found) = crate::target::belongs_to_a_database(to) {
+        return Err(Error::OfDatabase { path: to.to_owned(), found });
+    }
     let new = Family::of(to)?;
     refuse_existing(&new)?;
     let found = Found::of(asked.source, family.as_ref())?;
@@ -50,7 +53,9 @@ pub fn to(asked: &Asked<'_>, to: &Path) -> Result<Restored> {
         path: lossy(&new.main()),
         how: How::To,
         before: None,
-        tables: compare::compare(None, source.uri())?,
+        tables: compare::compare(None, source.uri())?.tables,
+        schema: Vec::new(),
+        lost: None,
         held_by: Vec::new(),
         replaced: None,
         next: Vec::new(),

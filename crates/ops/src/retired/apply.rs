@@ -83,7 +83,7 @@ impl<'a> Apply<'a> {
             "SELECT sql FROM sqlite_schema WHERE tbl_name = ?1 AND type IN ('table', 'index') AND sql IS NOT NULL
              ORDER BY type DESC",
         )?;
-        let mut rows = all.query([&pair.theirs.name])?;
+        let mut rows = all.query([&pair.theirs.stored])?;
         while let Some(row) = rows.next()? {
             writer.execute_batch(&row.get::<_, String>(0)?)?;
         }
@@ -120,11 +120,29 @@ impl<'a> Apply<'a> {
             Err(e) if e.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) && !self.writer.is_autocommit() => {
                 return Ok(self.refuse(pair, e.to_string()));
             }
+            Err(e) if e.sqlite_error_code() == Some(ErrorCode::ConstraintViolation) => {
+                return Err(self.ended_by_trigger(pair, &e));
+            }
             Err(e) => return Err(e.into()),
         }
         *self.brought.entry(pair.name.clone()).or_default() += 1;
         self.follow(pair, new);
         Ok(Landed::In)
+    }
+
+    /// A constraint that has ended the transaction was that of a trigger which says so.
+    fn ended_by_trigger(&self, pair: &Pair, e: &rusqlite::Error) -> Error {
+        let names = || -> rusqlite::Result<Vec<String>> {
+            let mut all = self
+                .writer
+                .prepare("SELECT name FROM sqlite_schema WHERE type = 'trigger' AND sql LIKE '%rollback%'")?;
+            all.query_map([], |r| r.get(0))?.collect()
+        };
+        let of = match names().unwrap_or_default() {
+            names if names.is_empty() => String::new(),
+            names => format!("; triggers that say RAISE(ROLLBACK): {}", names.join(", ")),
+        };
+        Error::EndedByTrigger { table: pair.name.clone(), why: format!("it says: {e}{of}") }
     }
 
     fn refuse(&mut self, pair: &Pair, why: String) -> Landed {
@@ -228,7 +246,7 @@ impl Into {
 fn next_number(writer: &Connection, theirs: &Connection, pair: &Pair, table: &Table) -> Result<Option<i64>> {
     let largest = |c: &Connection, table: &Table| -> rusqlite::Result<i64> {
         let Some(rowid) = &table.rowid else { return Ok(0) };
-        c.query_row(&format!("SELECT coalesce(max({rowid}), 0) FROM {}", quoted(&table.name)), [], |r| r.get(0))
+        c.query_row(&format!("SELECT coalesce(max({rowid}), 0) FROM {}", quoted(&table.stored)), [], |r| r.get(0))
     };
     let mut last = largest(writer, table)?;
     if pair.numbered {

@@ -9,6 +9,7 @@ use std::ops::Deref;
 use std::path::Path;
 
 use rusqlite::Connection;
+use statehouse_sqlite::salvage::Other;
 use statehouse_sqlite::words;
 use statehouse_sqlite::{Family, Member, files, immutable, salvage};
 
@@ -27,6 +28,10 @@ pub(super) enum Base {
         rows: Connection,
         /// What became of the database.
         said: String,
+        /// What SQLite says of it.
+        found: String,
+        /// What else it has than tables with rows of their own.
+        others: Vec<Other>,
         #[expect(dead_code, reason = "it goes when the connection has been closed")]
         scratch: Scratch,
     },
@@ -71,16 +76,32 @@ impl Base {
             Err(e) => return Err(io("read", &family.path(Member::Wal), e)),
         };
         let Ok(found) = found else {
-            return Err(Error::from(statehouse_sqlite::Error::Damaged { detail: damage.detail() }));
+            return Err(Error::from(statehouse_sqlite::Error::Damaged { detail: damage.damage() }));
         };
         let said = format!(
             "the database itself is damaged ({}): {} can still be read of it, and {} of its pages and cells cannot; `retired merge \
-             --into FILE` writes a new file with the rows of both, without indexes and triggers",
-            damage.detail(),
+             --into FILE` writes a new file with the rows of both",
+            damage.damage(),
             words::count(found.rows, "row"),
             found.unread
         );
-        Ok(Base::Rows { rows: immutable(&output)?, said, scratch })
+        Ok(Base::Rows { rows: immutable(&output)?, said, found: damage.damage(), others: found.others, scratch })
+    }
+
+    /// What is wrong with the database, if it is damaged.
+    pub(super) fn damage(&self) -> Option<&str> {
+        match self {
+            Base::Whole(_) => None,
+            Base::Rows { found, .. } => Some(found),
+        }
+    }
+
+    /// What a damaged database has beside tables with rows of their own.
+    pub(super) fn others(&self) -> &[Other] {
+        match self {
+            Base::Whole(_) => &[],
+            Base::Rows { others, .. } => others,
+        }
     }
 
     /// As [`Reading::confirm`].

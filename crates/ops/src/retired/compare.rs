@@ -65,8 +65,12 @@ pub(super) struct Comparison<'a> {
     pub(super) theirs: &'a Connection,
     pub(super) schema: &'a Schema,
     pub(super) rules: Rules,
+    /// The tables of the capture, by the names that they have here.
+    captured: &'a Schema,
     /// True if `live` is written into while it is read, so that a table must be read to its end before its rows are taken.
     moving: bool,
+    /// True if nothing is brought anywhere, so that what would stand against that is not asked for.
+    rows_alone: bool,
     /// Rows to which others may refer and which will not be here.
     refused: HashSet<[u8; 32]>,
 }
@@ -76,8 +80,19 @@ const ONE_EACH: &str = "each side has one row, which says something about its fi
 const UNSURE_INDEX: &str = "a search index of the program refers to rows by number, and the number is taken";
 
 impl<'a> Comparison<'a> {
-    pub(super) fn new(live: &'a Connection, theirs: &'a Connection, schema: &'a Schema, rules: Rules) -> Self {
-        Comparison { live, theirs, schema, rules, moving: false, refused: HashSet::new() }
+    pub(super) fn new(
+        live: &'a Connection,
+        theirs: &'a Connection,
+        schema: &'a Schema,
+        captured: &'a Schema,
+        rules: Rules,
+    ) -> Self {
+        Comparison { live, theirs, schema, rules, captured, moving: false, rows_alone: false, refused: HashSet::new() }
+    }
+
+    /// Only finds out which rows each side has.
+    pub(super) fn of_rows_alone(self) -> Self {
+        Comparison { rows_alone: true, ..self }
     }
 
     /// What comes now is compared with what `live` sees. `moving` if that is written into meanwhile.
@@ -88,15 +103,18 @@ impl<'a> Comparison<'a> {
     /// Compares one table. Tables must come in the order of [`super::pair::pairs`].
     pub(super) fn table(&mut self, pair: &Pair, sink: &mut dyn Sink) -> Result<Counts> {
         let Some(table) = &pair.live else { return self.only_captured(pair, sink) };
-        let totals = (count(self.live, &pair.name)?, count(self.theirs, &pair.name)?);
-        let says_something = pair.key == PairKey::Content || pair.columns.len() == 1;
+        let totals = (count(self.live, &pair.name)?, count(self.theirs, &pair.theirs.stored)?);
+        let brings = !self.rows_alone;
+        let says_something = brings && (pair.key == PairKey::Content || pair.columns.len() == 1);
         let mut job = Job {
             by_key: ByKey::new(self.live, pair)?,
-            collisions: Collision::all(self.live, pair, table),
-            parents: Parent::all(self.live, self.theirs, pair, table),
+            collisions: if brings { Collision::all(self.live, pair, table) } else { Vec::new() },
+            parents: if brings { Parent::all(self.live, self.theirs, self.captured, pair, table) } else { Vec::new() },
             twins: Twins::new(self.live, self.theirs, pair, self.rules)?,
             one_each: totals == (1, 1) && says_something,
-            by_number: table.triggers == 0 && self.schema.indexed.contains_key(&pair.name.to_ascii_lowercase()),
+            by_number: brings
+                && table.triggers == 0
+                && self.schema.indexed.contains_key(&pair.name.to_ascii_lowercase()),
             pair,
             counts: Counts::default(),
             matched: 0,
@@ -115,7 +133,10 @@ impl<'a> Comparison<'a> {
 
     fn only_captured(&self, pair: &Pair, sink: &mut dyn Sink) -> Result<Counts> {
         let mut counts = Counts::default();
-        let mut all = self.theirs.prepare(&select(pair, &pair.theirs.rowid, false))?;
+        if let Some(why) = &pair.aside {
+            return self.only_listed(pair, why, sink);
+        }
+        let mut all = self.theirs.prepare(&select_of_theirs(pair, &pair.theirs.rowid))?;
         let mut rows = all.query([])?;
         while let Some(row) = rows.next()? {
             let new = New { cells: &cells(row, 1, pair.columns.len())?, rowid: row.get(0)?, renumber: false };
@@ -126,6 +147,19 @@ impl<'a> Comparison<'a> {
                     sink.conflict(pair, &Conflict { theirs: new.cells, ours: None, why: &why })?;
                 }
             }
+        }
+        Ok(counts)
+    }
+
+    /// Lists all rows of a table that only the capture has.
+    fn only_listed(&self, pair: &Pair, why: &str, sink: &mut dyn Sink) -> Result<Counts> {
+        let mut counts = Counts::default();
+        let mut all = self.theirs.prepare(&select_of_theirs(pair, &None))?;
+        let mut rows = all.query([])?;
+        while let Some(row) = rows.next()? {
+            counts.conflicting += 1;
+            let theirs = cells(row, 1, pair.columns.len())?;
+            sink.conflict(pair, &Conflict { theirs: &theirs, ours: None, why })?;
         }
         Ok(counts)
     }
@@ -167,6 +201,15 @@ fn select(pair: &Pair, rowid: &Option<String>, at_once: bool) -> String {
     format!("SELECT {number}, {} FROM {}{order}", pair.selected(), quoted(&pair.name))
 }
 
+/// As [`select`], in the capture, which nobody writes into.
+fn select_of_theirs(pair: &Pair, rowid: &Option<String>) -> String {
+    let (number, order) = match rowid {
+        Some(rowid) => (rowid.as_str(), format!(" ORDER BY {rowid}")),
+        None => ("NULL", String::new()),
+    };
+    format!("SELECT {number}, {} FROM {}{order}", pair.selected_of_theirs(), quoted(&pair.theirs.stored))
+}
+
 /// One table while it is compared.
 struct Job<'j, 'a> {
     pair: &'j Pair,
@@ -190,7 +233,7 @@ impl Job<'_, '_> {
         let live_rowid = pair.live.as_ref().and_then(|t| t.rowid.clone());
         let (mut ours, mut theirs) = (
             self.all.live.prepare(&select(pair, &live_rowid, self.all.moving))?,
-            self.all.theirs.prepare(&select(pair, &pair.theirs.rowid, false))?,
+            self.all.theirs.prepare(&select_of_theirs(pair, &pair.theirs.rowid))?,
         );
         let (mut ours, mut theirs) = (ours.query([])?, theirs.query([])?);
         let mut leftover = Leftover::new();
@@ -269,7 +312,8 @@ impl Job<'_, '_> {
     /// Rows without a key: as many of one content as the database has beyond those that were matched are the same.
     fn by_their_content(&mut self, leftover: &Leftover) -> Result<()> {
         let Some(rowid) = &self.pair.theirs.rowid else { return Ok(()) };
-        let sql = format!("SELECT {} FROM {} WHERE {rowid} = ?1", self.pair.selected(), quoted(&self.pair.name));
+        let (columns, table) = (self.pair.selected_of_theirs(), quoted(&self.pair.theirs.stored));
+        let sql = format!("SELECT {columns} FROM {table} WHERE {rowid} = ?1");
         let mut again = self.all.theirs.prepare(&sql)?;
         leftover.each(|number, taken, is_here| {
             if is_here {
@@ -290,7 +334,7 @@ impl Job<'_, '_> {
 
     /// Both sides number their rows differently, or not at all: each row is looked up by its key.
     fn look_up_each(&mut self) -> Result<()> {
-        let mut all = self.all.theirs.prepare(&select(self.pair, &None, false))?;
+        let mut all = self.all.theirs.prepare(&select_of_theirs(self.pair, &None))?;
         let mut rows = all.query([])?;
         while let Some(row) = rows.next()? {
             let row = cells(row, 1, self.pair.columns.len())?;
@@ -348,6 +392,9 @@ impl Job<'_, '_> {
 
     /// A row that only the capture has, if nothing stands against it.
     fn only_captured(&mut self, row: &[Cell], rowid: Option<i64>, renumber: bool) -> Result<()> {
+        if let Some(why) = &self.pair.aside {
+            return self.conflict(row, None, why);
+        }
         let mut row = row.to_vec();
         for collision in &mut self.collisions {
             let Some(ours) = collision.find(&row)? else { continue };

@@ -45,12 +45,36 @@ pub enum Error {
         path: PathBuf,
         /// What SQLite says.
         found: String,
+        /// What puts the whole capture in its place, as it is typed; `None` where the capture is not whole by itself.
+        restore: Option<String>,
+    },
+    /// A volume has less room than the merge may take. Nothing was done.
+    #[error("there is not enough room for the merge")]
+    NoRoom {
+        /// What is needed and free.
+        numbers: String,
+    },
+    /// A trigger has ended the whole transaction instead of refusing a row. All was undone.
+    #[error("a trigger of the table {table} ended the merge, and all was undone")]
+    EndedByTrigger {
+        /// The table.
+        table: String,
+        /// Which triggers can have done it, and what it says.
+        why: String,
     },
     /// The output is there already. Nothing was done.
     #[error("{} is there already, and is never overwritten", path.display())]
     Exists {
         /// The output.
         path: PathBuf,
+    },
+    /// The output would be taken for a part of a database. Nothing was done.
+    #[error("{} is no place for a new file", path.display())]
+    OfDatabase {
+        /// The output.
+        path: PathBuf,
+        /// Of which database, and why.
+        found: String,
     },
     /// Rows would refer to rows that are not there. All was undone.
     #[error("all was undone, because rows would refer to rows that are not there")]
@@ -76,7 +100,10 @@ impl Error {
             Error::Unreadable { .. } => "unreadable_capture",
             Error::CannotWrite { .. } => "missing_module",
             Error::Exists { .. } => "exists",
+            Error::OfDatabase { .. } => "of_database",
             Error::Ruined { .. } => "damaged_database",
+            Error::NoRoom { .. } => "no_room",
+            Error::EndedByTrigger { .. } => "ended_by_trigger",
             Error::Dangling { .. } => "foreign_key",
             Error::Miscounted { .. } => "undone",
         }
@@ -87,7 +114,13 @@ impl Error {
         match self {
             Error::Maintenance(e) => e.is_refusal(),
             Error::Snapshot(e) => e.is_refusal(),
-            Error::Unreadable { .. } | Error::CannotWrite { .. } | Error::Exists { .. } | Error::Ruined { .. } => true,
+            Error::Unreadable { .. }
+            | Error::CannotWrite { .. }
+            | Error::Exists { .. }
+            | Error::OfDatabase { .. }
+            | Error::Ruined { .. }
+            | Error::NoRoom { .. }
+            | Error::EndedByTrigger { .. } => true,
             Error::NoCapture { .. } | Error::Dangling { .. } | Error::Miscounted { .. } => false,
         }
     }
@@ -102,20 +135,50 @@ impl Error {
         self.is_of_the_database() || self.code() == "sqlite"
     }
 
+    /// What is wrong with a database, in words.
+    pub(super) fn damage(&self) -> String {
+        let detail = self.detail();
+        if detail.is_empty() { self.to_string() } else { detail }
+    }
+
     /// What was seen.
     pub fn detail(&self) -> String {
         match self {
             Error::Maintenance(e) => e.detail(),
             Error::Snapshot(e) => e.detail(),
-            Error::Unreadable { why, .. } | Error::CannotWrite { why, .. } => why.clone(),
-            Error::Dangling { found } | Error::Miscounted { found } | Error::Ruined { found, .. } => found.clone(),
+            Error::Unreadable { why, .. } | Error::CannotWrite { why, .. } | Error::EndedByTrigger { why, .. } => {
+                why.clone()
+            }
+            Error::NoRoom { numbers } => numbers.clone(),
+            Error::Dangling { found }
+            | Error::Miscounted { found }
+            | Error::Ruined { found, .. }
+            | Error::OfDatabase { found, .. } => found.clone(),
             Error::NoCapture { .. } | Error::Exists { .. } => String::new(),
         }
     }
 
     /// What to do next.
-    pub fn hint(&self) -> &'static str {
+    pub fn hint(&self) -> String {
+        if let Error::Ruined { restore: Some(restore), .. } = self {
+            return format!(
+                "Nothing was changed. The capture is whole by itself: `{restore}` puts all of it in the place of the database, and \
+                 keeps the files that are there now; add --dry-run to see what it would do. `retired merge --into FILE` writes a new \
+                 file with the rows of both."
+            );
+        }
+        self.plain_hint().to_owned()
+    }
+
+    fn plain_hint(&self) -> &'static str {
         match self {
+            Error::NoRoom { .. } => {
+                "Nothing was changed. Free space on that volume; `--into FILE` may name a file on another one."
+            }
+            Error::EndedByTrigger { .. } => {
+                "Nothing was changed, and the capture has all of its rows. Let the program that owns the database drop the trigger, merge, \
+                 and let it make it again; a trigger that says RAISE(ABORT) or RAISE(IGNORE) keeps out only the row that it is about."
+            }
             Error::Maintenance(e) => e.hint(),
             Error::Snapshot(e) => e.hint(),
             Error::NoCapture { .. } => "Run `statehouse retired list` to see those that there are.",
@@ -130,6 +193,7 @@ impl Error {
                 "Nothing was changed. `statehouse retired show` tells what both sides still have, and `retired merge --into FILE` \
                  writes a new file with the rows of both; keep the database and the capture."
             }
+            Error::OfDatabase { .. } => "Nothing was changed. Name a file of another name, in a directory of your own.",
             Error::Exists { .. } => "Nothing was changed. Name another file with --into.",
             Error::Dangling { .. } | Error::Miscounted { .. } => {
                 "Nothing is lost: the database and the capture are as they were. Use --into FILE to see what a merge would give."

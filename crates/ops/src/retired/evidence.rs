@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use statehouse_sqlite::Family;
+
 use super::error::Result;
 use crate::progress::Watch;
 use crate::snapshots::{self, Wish};
@@ -14,4 +16,9 @@ use crate::snapshots::{self, Wish};
 pub fn keep(path: &Path, wish: &Wish, watch: Watch<'_>) -> Result<PathBuf> {
     let wish = Wish { reason: "before-merge".to_owned(), ..wish.clone() };
     Ok(snapshots::take(path, &wish, watch)?.path)
+}
+
+/// Takes a snapshot away again, for nothing was done after it.
+pub(super) fn forget(family: &Family, kept: &Path) {
+    let _ = snapshots::forget(family, kept);
 }

@@ -1,12 +1,13 @@
 //! A new file that holds the database with what was brought back. It appears under its name when it is whole and proved, and never takes
 //! the place of a file that is there.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::backup::{Backup, StepResult};
 use rusqlite::{Connection, OpenFlags};
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use statehouse_sqlite::{files, immutable};
 
 use super::error::{Error, Result, io};
@@ -19,20 +20,61 @@ const STEP: i32 = 4096;
 pub(super) struct Copy {
     to: PathBuf,
     partial: PathBuf,
+    /// Open as long as connections to it are: closing it would drop their locks.
+    _owned: File,
+}
+
+const PARTIAL: &str = ".partial.";
+
+/// Refuses where the file is there already.
+pub(super) fn refuse_there(to: &Path) -> Result<()> {
+    match std::fs::symlink_metadata(to) {
+        Ok(_) => Err(Error::Exists { path: to.to_owned() }),
+        Err(_) => Ok(()),
+    }
+}
+
+/// Removes what is left of this file by processes that were ended: nobody has a lock on it. What cannot be removed is there the
+/// next time.
+fn sweep(to: &Path) {
+    let Some(name) = to.file_name().map(|n| n.to_string_lossy().into_owned()) else { return };
+    let parent = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(entries) = std::fs::read_dir(parent) else { return };
+    for entry in entries.flatten() {
+        let found = entry.file_name().to_string_lossy().into_owned();
+        let pid = found.strip_prefix(&name).and_then(|rest| rest.strip_prefix(PARTIAL));
+        if pid.is_none_or(|pid| pid.is_empty() || !pid.bytes().all(|b| b.is_ascii_digit())) {
+            continue;
+        }
+        let path = entry.path();
+        let Ok(file) = files::open(&path) else { continue };
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            remove(&path);
+        }
+    }
+}
+
+fn remove(partial: &Path) {
+    for suffix in ["", "-journal", "-wal", "-shm"] {
+        let mut name = partial.as_os_str().to_owned();
+        name.push(suffix);
+        let _ = std::fs::remove_file(PathBuf::from(name));
+    }
 }
 
 impl Copy {
-    /// Refuses where the file is there already.
+    /// Refuses where the file is there already. What processes that are dead have left of the same file goes.
     pub(super) fn new(to: &Path) -> Result<Copy> {
-        if std::fs::symlink_metadata(to).is_ok() {
-            return Err(Error::Exists { path: to.to_owned() });
-        }
+        refuse_there(to)?;
+        sweep(to);
         let mut partial = to.as_os_str().to_owned();
-        partial.push(format!(".partial.{}", std::process::id()));
+        partial.push(format!("{PARTIAL}{}", std::process::id()));
         let partial = PathBuf::from(partial);
         let file = files::open_private(&partial).map_err(|e| io("create", &partial, e))?;
         file.set_len(0).map_err(|e| io("write", &partial, e))?;
-        Ok(Copy { to: to.to_owned(), partial })
+        // It ends with this process, however that ends.
+        let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
+        Ok(Copy { to: to.to_owned(), partial, _owned: file })
     }
 
     /// Where it is to be.
@@ -94,10 +136,6 @@ pub(super) fn flush_directory(directory: &Path) -> Result<()> {
 impl Drop for Copy {
     fn drop(&mut self) {
         // After it was published there is nothing of this name.
-        for suffix in ["", "-journal", "-wal", "-shm"] {
-            let mut name = self.partial.as_os_str().to_owned();
-            name.push(suffix);
-            let _ = std::fs::remove_file(PathBuf::from(name));
-        }
+        remove(&self.partial);
     }
 }

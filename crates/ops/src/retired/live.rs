@@ -113,6 +113,21 @@ impl Writing {
         self.run("COMMIT")
     }
 
+    /// Bytes of the log; 0 if there is none.
+    pub(super) fn log_size(&self) -> u64 {
+        Status::of(&self.family.path(Member::Wal)).ok().flatten().map_or(0, |s| s.size)
+    }
+
+    /// Undoes what was begun, and gives back what the log has grown by meanwhile, if nobody reads in it just now.
+    pub(super) fn give_back(&self, before: u64) {
+        if !self.writer.is_autocommit() {
+            let _ = self.writer.execute_batch("ROLLBACK");
+        }
+        if self.log_size() > before && self.writer.busy_timeout(Duration::ZERO).is_ok() {
+            let _ = self.writer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+        }
+    }
+
     fn run(&self, statement: &str) -> Result<()> {
         let begun = Instant::now();
         self.writer.execute_batch(statement).map_err(|e| match statehouse_sqlite::Error::from(e) {
@@ -160,11 +175,7 @@ pub(super) fn refuse_danger(family: &Family) -> Result<Report> {
     if let Some(danger) = danger(&report) {
         let reason = if danger.ghost { Reason::HeldRetired } else { Reason::HeldNaked };
         let pid = danger.pid.map_or_else(|| "a process that is not visible here".into(), |p| format!("PID {p}"));
-        let first = match danger.ghost {
-            true => "; it goes on writing, so capture its files once more, then stop it",
-            false => "",
-        };
-        let detail = format!("{pid}{first}; to stop it: {}", danger.stop);
+        let detail = format!("{pid}; {}", danger.to_stop());
         return Err(statehouse_sqlite::Error::refused(reason, family.main(), detail).into());
     }
     Ok(report)
@@ -173,7 +184,7 @@ pub(super) fn refuse_danger(family: &Family) -> Result<Report> {
 /// Who keeps others from writing, in words.
 fn writer_of(family: &Family) -> Option<String> {
     let holders = holders::scan(family).ok()?.holders;
-    let named = |h: &Holder| Some(format!("PID {}; to stop it: {}", h.pid?, h.stop));
+    let named = |h: &Holder| Some(format!("PID {}; {}", h.pid?, h.to_stop()));
     let writer = holders.iter().find(|h| h.locks.write && !h.is_self).and_then(named);
     writer.or_else(|| {
         let all: Vec<String> = holders.iter().filter(|h| !h.is_self).filter_map(named).collect();

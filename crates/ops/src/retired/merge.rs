@@ -16,16 +16,23 @@ use super::apply::{Apply, Sessions};
 use super::base::Base;
 use super::compare::{Comparison, Counts, count};
 use super::conflicts::List;
+use super::doubt;
 use super::error::{Error, Result};
 use super::live::{self, Reading, Writing};
 use super::pair::{Pair, pairs, unkept};
 use super::proved::{Dangling, missing_now, read_back};
 use super::quiet::Quiet;
+use super::renames;
+use super::rest::Rest;
+use super::room::Weight;
 use super::rules::Rules;
 use super::schema::Schema;
-use super::show::{Asked, Compared, Listing, Shown, UNPLACED, compare, lacks, shown};
+use super::show::{
+    Asked, Compared, Listing, Shown, UNPLACED, changing, compare, is_suspicious, lacks, looked, ruined, shown,
+};
 use super::source::Source;
-use super::told::{record, settle, tell};
+use super::told::{self, record, settle, tell};
+use super::unplaced;
 use crate::maintenance::{look, whole};
 use crate::progress::Progress;
 
@@ -85,7 +92,7 @@ impl Merged {
             let is_in = |c: &&Capture| c.id == merged.shown.id && (c.is_merged() || c.is_in_the_log());
             if let Some(capture) = captures.iter().find(is_in) {
                 let before = capture.merge().unwrap_or_default();
-                settle(&family, capture, &Merge { rows: before.rows + rows, ..before });
+                settle(&family, told::ROLE, capture, &Merge { rows: before.rows + rows, ..before });
             }
         }
         merged
@@ -97,9 +104,11 @@ impl Merged {
 /// # Errors
 /// [`Error`].
 pub fn preview(path: &Path, id: &str, asked: &Asked<'_>) -> Result<Merged> {
-    let mut shown = super::show(path, id, false, asked)?;
-    let refused = live::refuse_danger(&Family::of(path)?).err();
-    shown.would_refuse = refused.map(|e| e.code().to_owned());
+    let mut shown = looked(path, id, false, true, asked)?;
+    // It is looked for first.
+    if let Err(e) = live::refuse_danger(&Family::of(path)?) {
+        (shown.would_refuse, shown.refused_because) = (Some(e.code().to_owned()), Some(e.damage()));
+    }
     Ok(Merged { dry_run: true, ..Merged::of(shown) })
 }
 
@@ -117,13 +126,13 @@ pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -
     let mut list = List::of(&family, &source.id);
     // Most captures are looked at first, and many were merged before: then nothing is touched.
     let first = {
-        let reading = Reading::open(path, asked.scratch, asked.patience)?;
-        let proved = if source.is_whole() { Ok(()) } else { whole::require(&reading, path).map_err(Error::from) };
-        let first = proved.and_then(|()| compare(&reading, &source, asked.watch, &mut list));
-        let first = first.map_err(|e| match e.is_of_the_database() {
-            true => Error::Ruined { path: family.main(), found: e.detail() },
-            false => e,
-        })?;
+        let said = |e: Error| if e.is_of_the_database() { ruined(&family, &source, e.damage()) } else { e };
+        let reading = Reading::open(path, asked.scratch, asked.patience).map_err(said)?;
+        let proved = match is_suspicious(&source, lacks) {
+            true => whole::require(&reading, path).map_err(Error::from),
+            false => Ok(()),
+        };
+        let first = proved.and_then(|()| compare(&reading, &source, asked.watch, &mut list)).map_err(said)?;
         reading.confirm()?;
         first
     };
@@ -131,32 +140,93 @@ pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -
     if before.to_bring_back() == 0 {
         let mut merged = Merged::of(before);
         merged.conflicts = list.publish()?;
-        record(&family, &source, &merged);
+        // One before this was ended when it had written the rows and had not said so.
+        if let Some(begun) = told::begun(&family, &source) {
+            (merged.rows, merged.before) = (begun.rows, begun.before);
+            record(&family, &source, &merged);
+            tell(&family, &merged);
+            told::ended(&family, &source);
+            (merged.rows, merged.before) = (0, None);
+        } else {
+            record(&family, &source, &merged);
+        }
         return Ok(merged);
+    }
+    if let Some(needs) = before.room {
+        needs.require_beside(&family)?;
     }
     // Written anew in the transaction, for it is about what is there then.
     drop(list);
     (asked.watch)(Progress::Begins { what: "keeping a copy of the database", bytes: None });
-    let kept = evidence()?;
-    let writing = Writing::open(&look(path)?, asked.patience)?;
-    writing.begin()?;
-    let reader = writing.reader(asked.patience)?;
-    let list = List::of(&family, &source.id);
-    let create = source.is_whole();
-    let work = Work { writer: &writing.writer, reader, source: &source, asked, first: Some(&before), create };
-    let Done { compared, brought, refused, list } = work.run(list)?;
-    let conflicts = list.publish()?;
-    writing.commit()?;
-    drop(writing);
+    let kept = evidence().map_err(|e| match e.code() {
+        "unverified" => ruined(&family, &source, e.damage()),
+        _ => e,
+    })?;
+    let written = write(path, &family, &source, &before, &kept, asked);
+    if written.is_err() {
+        // Nothing was changed, so there is nothing to go back from.
+        super::evidence::forget(&family, &kept);
+        told::ended(&family, &source);
+    }
+    let Written { compared, brought, refused, conflicts } = written?;
     let mut merged = Merged::of(shown(&family, &source, compared, lacks));
     (merged.before, merged.conflicts) = (Some(kept), conflicts);
+    if brought.is_empty() {
+        // Another merge was quicker, or a rule of the database refused every row: nothing has changed.
+        merged.before.take().inspect(|kept| super::evidence::forget(&family, kept));
+        told::ended(&family, &source);
+        record(&family, &source, &merged);
+        return Ok(merged);
+    }
     merged.read_back = Some(read_back(path, &source, &brought, &refused, asked)?);
     let merged = merged.bringing(brought);
     if merged.read_back == Some(true) {
         record(&family, &source, &merged);
     }
     tell(&family, &merged);
+    told::ended(&family, &source);
     Ok(merged)
+}
+
+struct Written {
+    compared: Compared,
+    brought: BTreeMap<String, u64>,
+    refused: BTreeMap<String, u64>,
+    conflicts: Option<PathBuf>,
+}
+
+/// The transaction, from its beginning to its commit. On an error the database is as it was, and its log is no longer than it was where
+/// nobody else needs that.
+fn write(
+    path: &Path,
+    family: &Family,
+    source: &Source,
+    before: &Shown,
+    kept: &Path,
+    asked: &Asked<'_>,
+) -> Result<Written> {
+    // The snapshot may have taken more than was thought.
+    if let Some(needs) = before.room {
+        needs.after_the_copy().require_beside(family)?;
+    }
+    let writing = Writing::open(&look(path)?, asked.patience)?;
+    let log = writing.log_size();
+    let tried = (|| {
+        writing.begin()?;
+        let reader = writing.reader(asked.patience)?;
+        let list = List::of(family, &source.id);
+        let (writer, create) = (&writing.writer, source.is_whole());
+        let work = Work { writer, reader, source, asked, first: Some(before), create, is_new: false };
+        let Done { compared, brought, refused, list } = work.run(list)?;
+        let conflicts = list.publish()?;
+        told::begin(family, source, brought.values().sum(), kept);
+        writing.commit()?;
+        Ok(Written { compared, brought, refused, conflicts })
+    })();
+    if tried.is_err() {
+        writing.give_back(log);
+    }
+    tried
 }
 
 /// Writes the database at `path` with the rows that only the capture has to the new file `into`.
@@ -165,18 +235,32 @@ pub fn merge(path: &Path, id: &str, evidence: Evidence<'_>, asked: &Asked<'_>) -
 /// [`Error`], with nothing left of the new file.
 pub fn merge_into(path: &Path, id: &str, into: &Path, asked: &Asked<'_>) -> Result<Merged> {
     let family = Family::of(path)?;
-    let copy = super::into::Copy::new(into)?;
+    if let Some(found) = crate::target::belongs_to_a_database(into) {
+        return Err(Error::OfDatabase { path: into.to_owned(), found });
+    }
+    super::into::refuse_there(into)?;
     let source = Source::find(&family, id, &asked.opening(true))?;
     let lacks = lacks(&family, &source);
     // What cannot be proved whole is not copied.
     let base = Base::open(path, true, asked)?;
+    let is_ours = super::own::is_ours(&base)?;
+    let mut needs = Weight::of(&base)?.needs();
+    if is_ours {
+        needs.grows = source.log.as_ref().and_then(|l| std::fs::metadata(l).ok()).map_or(0, |m| m.len());
+    } else if let Some(weight) = compare(&base, &source, asked.watch, &mut Listing { rows: None })?.weight {
+        needs = weight.needs();
+    }
+    needs.require(into.parent().unwrap_or(Path::new(".")))?;
+    let copy = super::into::Copy::new(into)?;
     (asked.watch)(Progress::Begins { what: "copying the database", bytes: None });
     let writer = copy.take(&base)?;
     base.confirm()?;
-    let said = base.said();
+    let (said, others) = (base.said(), base.others().to_vec());
     drop(base);
+    let mut rest = Rest::of(&others);
+    rest.before(&writer);
     writer.execute_batch("BEGIN IMMEDIATE")?;
-    if super::own::is_ours(&writer)? {
+    if is_ours {
         let rows = super::own::merge(&writer, &source)?;
         writer.execute_batch("COMMIT")?;
         drop(writer);
@@ -186,14 +270,16 @@ pub fn merge_into(path: &Path, id: &str, into: &Path, asked: &Asked<'_>) -> Resu
     }
     let reader = copy.reader()?;
     let list = List::beside(copy.to());
-    let work = Work { writer: &writer, reader, source: &source, asked, first: None, create: true };
+    let work = Work { writer: &writer, reader, source: &source, asked, first: None, create: true, is_new: true };
     let Done { compared, brought, list, .. } = work.run(list)?;
+    rest.after(&writer)?;
     writer.execute_batch("COMMIT")?;
     drop(writer);
     (asked.watch)(Progress::Begins { what: "checking the new file", bytes: None });
     copy.publish()?;
     let mut merged = Merged::of(shown(&family, &source, compared, lacks));
-    merged.shown.gone.extend(said);
+    doubt::ruined(&mut merged.shown, said);
+    merged.shown.gone.extend(rest.said());
     merged.conflicts = list.publish()?;
     merged.into = Some(into.to_owned());
     Ok(merged.bringing(brought))
@@ -210,6 +296,8 @@ struct Work<'a> {
     first: Option<&'a Shown>,
     /// True if tables that only the capture has are made.
     create: bool,
+    /// True if it goes into a new file, which also takes rows that fit no table.
+    is_new: bool,
 }
 
 struct Done {
@@ -226,12 +314,12 @@ impl Work<'_> {
         let rules = Rules::of(&schema);
         self.writer.execute_batch("PRAGMA defer_foreign_keys = ON")?;
         let unkept = unkept(&schema);
-        let compared = Compared { unkept, ..Compared::default() };
+        let compared = Compared { unkept, changing: changing(&schema, rules), ..Compared::default() };
         let mut done = Done { compared, brought: BTreeMap::new(), refused: BTreeMap::new(), list };
         let mut sessions = Sessions::default();
         let mut made = BTreeSet::new();
         for (part, rows) in self.source.parts().enumerate() {
-            let theirs = Schema::read(rows)?;
+            let theirs = renames::read(&self.reader, &schema, self.source, rows)?;
             let is_all = part == 0 && self.source.is_whole();
             let (unplaced, pairs): (Vec<Pair>, Vec<Pair>) = pairs(&schema, &theirs, rules)
                 .into_iter()
@@ -245,7 +333,7 @@ impl Work<'_> {
             let needed: Vec<&Pair> =
                 touched.iter().filter(|p| self.first.is_some_and(|f| f.has_rows_to_come(&p.name))).copied().collect();
             let mut apply = Apply::new(self.writer, rows, rules, &needed, done.list, sessions)?;
-            let mut comparison = Comparison::new(&self.reader, rows, &schema, rules);
+            let mut comparison = Comparison::new(&self.reader, rows, &schema, &theirs, rules);
             for pair in &pairs {
                 (self.asked.watch)(Progress::Begins { what: "bringing rows back", bytes: None });
                 // What triggers have written by now counts as well.
@@ -272,7 +360,10 @@ impl Work<'_> {
                 }
             }
             for pair in &unplaced {
-                done.compared.unplaced += count(rows, &pair.theirs.name)?;
+                done.compared.unplaced += match self.is_new {
+                    true => unplaced::keep(self.writer, rows, &pair.theirs)?,
+                    false => count(rows, &pair.theirs.stored)?,
+                };
             }
             for (sum, more) in [(&mut done.brought, apply.brought), (&mut done.refused, apply.refused)] {
                 for (table, n) in more {
@@ -290,7 +381,9 @@ impl Work<'_> {
     }
 
     fn is_written(&self, pair: &Pair) -> bool {
-        pair.left_alone.is_none() && pair.incomparable.is_none() && (pair.live.is_some() || self.create)
+        pair.left_alone.is_none()
+            && pair.incomparable.is_none()
+            && (pair.live.is_some() || self.create && pair.aside.is_none())
     }
 
     /// Tables to which the triggers of `pair` have added rows in the capture, which are brought back from there.

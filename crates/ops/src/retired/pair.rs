@@ -35,6 +35,8 @@ pub(super) struct Pair {
     pub(super) incomparable: Option<String>,
     /// True if rows of it are read and written by a module.
     pub(super) is_virtual: bool,
+    /// Why rows of it that the database lacks are listed and not brought back.
+    pub(super) aside: Option<String>,
 }
 
 /// By what a row of both sides is known.
@@ -93,19 +95,43 @@ impl Pair {
             incomparable,
             is_virtual: false,
             is_beyond_us: false,
+            aside: theirs.aside.clone(),
         }
+    }
+
+    /// The name that the table has in the capture, if that is another one.
+    pub(super) fn captured_as(&self) -> Option<&str> {
+        (self.live.is_some() && !self.theirs.stored.eq_ignore_ascii_case(&self.name)).then_some(&self.theirs.stored)
+    }
+
+    /// The columns that have another name in the capture: the name here, and that one.
+    pub(super) fn columns_captured_as(&self) -> BTreeMap<String, String> {
+        let renamed = |c: &&String| !self.theirs.stored_column(c).eq_ignore_ascii_case(c);
+        self.columns.iter().filter(renamed).map(|c| (c.clone(), self.theirs.stored_column(c).to_owned())).collect()
+    }
+
+    /// As [`Pair::selected`], in the capture.
+    pub(super) fn selected_of_theirs(&self) -> String {
+        if self.columns.is_empty() {
+            return "NULL".to_owned();
+        }
+        self.columns.iter().map(|c| quoted(self.theirs.stored_column(c))).collect::<Vec<_>>().join(", ")
     }
 
     /// A table of which nothing can be said but why.
     pub(super) fn unread(name: &str, in_live: bool, why: String) -> Pair {
         let table = Table {
             name: name.to_owned(),
+            stored: name.to_owned(),
+            root: 0,
+            aside: None,
             columns: Vec::new(),
             key: Key::None,
             rowid: None,
             uniques: Vec::new(),
             references: Vec::new(),
             triggers: 0,
+            indexes: 0,
         };
         Pair { incomparable: Some(why), ..Pair::new(name.to_owned(), in_live.then_some(&table), &table, Rules::None) }
     }

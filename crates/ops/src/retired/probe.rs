@@ -9,7 +9,7 @@ use rusqlite::{Connection, Row, Statement, params_from_iter};
 use super::cell::Cell;
 use super::pair::{Pair, PairKey};
 use super::rules::Rules;
-use super::schema::{Reference, Table, Unique};
+use super::schema::{Reference, Schema, Table, Unique};
 use crate::maintenance::quoted;
 
 /// Reads the columns of a pair, which begin at `from`.
@@ -150,13 +150,20 @@ pub(super) enum Standing {
 }
 
 impl<'a> Parent<'a> {
-    pub(super) fn all(live: &'a Connection, theirs: &'a Connection, pair: &Pair, table: &Table) -> Vec<Parent<'a>> {
-        table.references.iter().filter_map(|r| Parent::new(live, theirs, pair, r).ok().flatten()).collect()
+    pub(super) fn all(
+        live: &'a Connection,
+        theirs: &'a Connection,
+        captured: &Schema,
+        pair: &Pair,
+        table: &Table,
+    ) -> Vec<Parent<'a>> {
+        table.references.iter().filter_map(|r| Parent::new(live, theirs, captured, pair, r).ok().flatten()).collect()
     }
 
     fn new(
         live: &'a Connection,
         theirs: &'a Connection,
+        captured: &Schema,
         pair: &Pair,
         reference: &Reference,
     ) -> rusqlite::Result<Option<Parent<'a>>> {
@@ -166,7 +173,12 @@ impl<'a> Parent<'a> {
         let terms: Vec<String> = (1..).zip(&reference.to).map(|(n, c)| format!("{} = ?{n}", quoted(c))).collect();
         let sql = format!("SELECT 1 FROM {} WHERE {}", quoted(&reference.parent), terms.join(" AND "));
         // What a salvaged log has of the parents may be nothing.
-        let theirs = theirs.prepare(&sql).ok();
+        let theirs = captured.get(&reference.parent).and_then(|parent| {
+            let term = |(n, c): (usize, &String)| format!("{} = ?{n}", quoted(parent.stored_column(c)));
+            let terms: Vec<String> = (1..).zip(&reference.to).map(term).collect();
+            let sql = format!("SELECT 1 FROM {} WHERE {}", quoted(&parent.stored), terms.join(" AND "));
+            theirs.prepare(&sql).ok()
+        });
         Ok(Some(Parent { reference: reference.clone(), places, live: live.prepare(&sql)?, theirs }))
     }
 
@@ -203,11 +215,15 @@ impl<'a> Twins<'a> {
         rules: Rules,
     ) -> rusqlite::Result<Option<Twins<'a>>> {
         let (Some(places), PairKey::Number(number)) = (rules.identity(pair), &pair.key) else { return Ok(None) };
-        let terms: Vec<String> =
-            (1..).zip(&places).map(|(n, p)| format!("{} IS ?{n}", quoted(&pair.columns[*p]))).collect();
-        let id = quoted(&pair.columns[*number]);
-        let sql = format!("SELECT {id} FROM {} WHERE {} ORDER BY {id}", quoted(&pair.name), terms.join(" AND "));
-        Ok(Some(Twins { places, number: *number, live: live.prepare(&sql)?, theirs: theirs.prepare(&sql)? }))
+        let sql = |table: &str, column: &dyn Fn(usize) -> String| {
+            let terms: Vec<String> = (1..).zip(&places).map(|(n, p)| format!("{} IS ?{n}", column(*p))).collect();
+            let id = column(*number);
+            format!("SELECT {id} FROM {} WHERE {} ORDER BY {id}", quoted(table), terms.join(" AND "))
+        };
+        let live = live.prepare(&sql(&pair.name, &|p| quoted(&pair.columns[p])))?;
+        let stored = |p: usize| quoted(pair.theirs.stored_column(&pair.columns[p]));
+        let theirs = theirs.prepare(&sql(&pair.theirs.stored, &stored))?;
+        Ok(Some(Twins { places, number: *number, live, theirs }))
     }
 
     /// True if the database has this row under another number, and no other row of the capture is that one.

@@ -11,6 +11,7 @@ use super::compare::Comparison;
 use super::error::{Error, Result};
 use super::live::Reading;
 use super::pair::{Pair, pairs};
+use super::renames;
 use super::rules::Rules;
 use super::schema::Schema;
 use super::show::{Asked, Listing};
@@ -67,8 +68,8 @@ fn still_missing(
     let rules = Rules::of(&schema);
     let mut missing: BTreeMap<String, u64> = BTreeMap::new();
     for rows in source.parts() {
-        let theirs = Schema::read(rows)?;
-        let mut again = Comparison::new(live, rows, &schema, rules);
+        let theirs = renames::read(live, &schema, source, rows)?;
+        let mut again = Comparison::new(live, rows, &schema, &theirs, rules);
         for pair in pairs(&schema, &theirs, rules).iter().filter(|p| brought.contains_key(&p.name)) {
             // What a trigger has taken away again was wanted so.
             if pair.live.as_ref().is_none_or(|t| t.triggers > 0) {

@@ -16,6 +16,10 @@ use crate::maintenance::quoted;
 #[derive(Debug, Clone)]
 pub(super) struct Column {
     pub(super) name: String,
+    /// Its name where it is stored, if it has another one on the other side.
+    pub(super) stored: String,
+    /// The declared type.
+    pub(super) kind: String,
 }
 
 /// By what a row is known.
@@ -53,6 +57,12 @@ pub(super) struct Reference {
 #[derive(Debug, Clone)]
 pub(super) struct Table {
     pub(super) name: String,
+    /// Its name where it is stored, if it has another one on the other side.
+    pub(super) stored: String,
+    /// The page at which it begins; 0 where that is not known.
+    pub(super) root: u32,
+    /// Why its rows are not brought back but listed.
+    pub(super) aside: Option<String>,
     pub(super) columns: Vec<Column>,
     pub(super) key: Key,
     /// A name by which the number of a row can be asked for; `None` if there is none.
@@ -60,6 +70,8 @@ pub(super) struct Table {
     pub(super) uniques: Vec<Unique>,
     pub(super) references: Vec<Reference>,
     pub(super) triggers: i64,
+    /// How many indexes it has.
+    pub(super) indexes: u64,
 }
 
 impl Table {
@@ -136,10 +148,10 @@ fn table(connection: &Connection, name: String, without_rowid: bool) -> rusqlite
             (row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?);
         names.insert(column.to_ascii_lowercase());
         if pk > 0 {
-            key.push((pk, column.clone(), kind));
+            key.push((pk, column.clone(), kind.clone()));
         }
         if hidden == 0 {
-            columns.push(Column { name: column });
+            columns.push(Column { stored: column.clone(), name: column, kind });
         }
     }
     key.sort();
@@ -177,7 +189,26 @@ fn table(connection: &Connection, name: String, without_rowid: bool) -> rusqlite
         |r| r.get(0),
     )?;
     let references = references(connection, &name)?;
-    Ok(Table { name, columns, key, rowid, uniques, references, triggers })
+    let indexes: i64 = connection.query_row("SELECT count(*) FROM pragma_index_list(?1)", [&name], |r| r.get(0))?;
+    let indexes = indexes.unsigned_abs();
+    let root = connection.query_row(
+        "SELECT rootpage FROM sqlite_schema WHERE type = 'table' AND name = ?1 COLLATE NOCASE",
+        [&name],
+        |r| r.get(0),
+    )?;
+    Ok(Table {
+        stored: name.clone(),
+        root,
+        aside: None,
+        name,
+        columns,
+        key,
+        rowid,
+        uniques,
+        references,
+        triggers,
+        indexes,
+    })
 }
 
 /// The terms of an index: the column, if a term is one, and the collation.

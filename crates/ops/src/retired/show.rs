@@ -1,24 +1,31 @@
 //! The answer of `retired show`: how a capture stands to its database, table by table.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::Connection;
 use serde::Serialize;
 use serde_json::Value as Json;
+use statehouse_sqlite::shell::word;
+use statehouse_sqlite::wal::Lacking;
 use statehouse_sqlite::words::{count as count_of, verb};
 use statehouse_sqlite::{Family, files, wal};
 
 use super::base::Base;
 use super::compare::{Comparison, Conflict, Counts, Landed, New, Sink, count};
 use super::conflicts::{List, key};
-use super::error::Result;
+use super::doubt;
+use super::error::{Error, Result};
 use super::pair::{Pair, pairs, unkept};
 use super::rebuild::{Rebuild, rebuild};
+use super::renames;
+use super::room::{Needs, Weighing, Weight};
 use super::rules::Rules;
 use super::schema::Schema;
 use super::source::{Kind, Opening, Source};
+use crate::maintenance::whole;
 use crate::progress::{Progress, Watch};
 
 /// How many rows of a table are listed at most.
@@ -62,6 +69,15 @@ pub struct TableShown {
     /// Columns that only the capture has. They are neither compared nor brought back.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub columns_only_captured: Vec<String>,
+    /// The name that it has in the capture, if that is another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub captured_as: Option<String>,
+    /// The columns that have another name in the capture, each with that one.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub columns_captured_as: BTreeMap<String, String>,
+    /// Why rows of it that the database lacks are listed and not brought back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aside: Option<String>,
     /// Why its missing rows are not brought back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_alone: Option<String>,
@@ -114,9 +130,22 @@ pub struct Shown {
     pub gone: Vec<String>,
     /// Search indexes of tables to which rows come, and which no trigger keeps.
     pub rebuild: Vec<Rebuild>,
+    /// What puts all of the capture in the place of a database that is damaged itself, as it is typed; `null` where the
+    /// database is not, or where the capture is not whole either.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restore: Option<String>,
+    /// Rows that are there and that triggers may change or take away when rows come: each table, with the triggers.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub may_change: BTreeMap<String, Vec<String>>,
+    /// Bytes that a merge may take.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub room: Option<Needs>,
     /// What a merge would be refused for now, by its code; `null` for nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub would_refuse: Option<String>,
+    /// The numbers of that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused_because: Option<String>,
 }
 
 impl Shown {
@@ -185,12 +214,17 @@ impl Shown {
 /// # Errors
 /// [`super::Error`].
 pub fn show(path: &Path, id: &str, rows: bool, asked: &Asked<'_>) -> Result<Shown> {
+    looked(path, id, rows, false, asked)
+}
+
+/// As [`show`]; with `foretold` it is also said what would refuse a merge.
+pub(super) fn looked(path: &Path, id: &str, rows: bool, foretold: bool, asked: &Asked<'_>) -> Result<Shown> {
     let family = Family::of(path)?;
     (asked.watch)(Progress::Begins { what: "opening the capture", bytes: None });
     let source = Source::find(&family, id, &asked.opening(false))?;
     // Before the database is open in this process, for it is read as a file.
     let lacks = lacks(&family, &source);
-    let mut live = Base::open(path, !source.is_whole(), asked)?;
+    let mut live = Base::open(path, is_suspicious(&source, lacks), asked)?;
     let listing = || Listing { rows: rows.then(BTreeMap::new) };
     let mut listed = listing();
     let mut compared = compare(&live, &source, asked.watch, &mut listed);
@@ -211,18 +245,76 @@ pub fn show(path: &Path, id: &str, rows: bool, asked: &Asked<'_>) -> Result<Show
         }
     }
     let mut shown = shown(&family, &source, compared, lacks);
-    shown.gone.extend(live.said());
+    if foretold {
+        // A merge looks at its snapshot as closely, when there is something to do.
+        let found = match (live.damage(), shown.to_bring_back()) {
+            (Some(found), _) => Err(ruined(&family, &source, found.to_owned())),
+            (None, 0) => Ok(()),
+            (None, _) => whole::require(&live, path).map_err(|e| ruined(&family, &source, Error::from(e).damage())),
+        };
+        let refused = found.and_then(|()| match shown.room.filter(|_| shown.to_bring_back() > 0) {
+            Some(needs) => needs.require_beside(&family),
+            None => Ok(()),
+        });
+        if let Err(e) = refused {
+            (shown.would_refuse, shown.refused_because) = (Some(e.code().to_owned()), Some(e.damage()));
+            if let Error::Ruined { restore, .. } = e {
+                shown.restore = restore;
+            }
+        }
+    }
+    if live.damage().is_some() {
+        shown.restore = restore(&family, &source);
+    }
+    doubt::ruined(&mut shown, live.said());
     Ok(shown)
 }
 
-/// Transactions of the log that the main file lacks.
-pub(super) fn lacks(family: &Family, source: &Source) -> Option<u64> {
-    let log = files::open(source.log.as_deref()?).ok()?;
-    let main = files::open(&family.main()).ok()?;
-    wal::lacking(&main, &log).ok().map(|l| l.missing)
+/// What the files say, before the database is open in this process.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stands {
+    /// How the main file stands to the log of the capture.
+    lacking: Option<Lacking>,
+    /// True if the database has a log and not a journal.
+    wal: bool,
 }
 
-pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks: Option<u64>) -> Shown {
+/// Looks at the files of the database, which nothing in this process may have open.
+pub(super) fn lacks(family: &Family, source: &Source) -> Stands {
+    let main = files::open(&family.main()).ok();
+    let lacking = main.as_ref().and_then(|main| {
+        let log = files::open(source.log.as_deref()?).ok()?;
+        wal::lacking(main, &log).ok()
+    });
+    let mut version = [0];
+    // The version that is needed to write it, in the header.
+    let read = main.as_ref().is_some_and(|main| main.read_exact_at(&mut version, 18).is_ok());
+    Stands { lacking, wal: !read || version == [2] }
+}
+
+/// True if the structure of the database must be proved before anything is said of it: another generation may have changed its
+/// main file, or a part of the log is in it and the rest is not.
+pub(super) fn is_suspicious(source: &Source, lacks: Stands) -> bool {
+    !source.is_whole() || lacks.lacking.is_some_and(|l| l.torn)
+}
+
+/// What is answered where the database is damaged itself.
+pub(super) fn ruined(family: &Family, source: &Source, found: String) -> Error {
+    Error::Ruined { path: family.main(), found, restore: restore(family, source) }
+}
+
+/// What puts all of a capture in the place of the database, if the capture is whole by itself.
+fn restore(family: &Family, source: &Source) -> Option<String> {
+    let place = match source.place() {
+        Some(place) if source.is_known() => place.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        Some(place) => place.to_string_lossy().into_owned(),
+        None => source.id.clone(),
+    };
+    let path = family.main();
+    source.is_whole().then(|| format!("statehouse restore {} {}", word(&place), word(&path.to_string_lossy())))
+}
+
+pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks: Stands) -> Shown {
     let mut shown = Shown {
         id: source.id.clone(),
         path: family.main().to_string_lossy().into_owned(),
@@ -236,25 +328,26 @@ pub(super) fn shown(family: &Family, source: &Source, compared: Compared, lacks:
         unplaced: compared.unplaced,
         gone: source.gone.clone(),
         rebuild: Vec::new(),
+        restore: None,
+        may_change: BTreeMap::new(),
+        room: compared.weight.map(|w| w.through(lacks.wal).needs()),
         would_refuse: None,
+        refused_because: None,
     };
+    for (from, trigger, table) in compared.changing {
+        if shown.has_rows_to_come(&from) {
+            let by = shown.may_change.entry(table).or_default();
+            if !by.contains(&trigger) {
+                by.push(trigger);
+            }
+        }
+    }
     shown.rebuild = rebuild(&shown, compared.unkept, family);
-    shown.gone.extend(overwritten(&shown, source));
+    shown.gone.extend(doubt::overwritten(family, &shown, source));
     if shown.to_bring_back() + shown.conflicting() + shown.unplaced > 0 {
-        shown.commits_missing = lacks.unwrap_or(shown.transactions);
+        shown.commits_missing = lacks.lacking.map_or(shown.transactions, |l| l.missing);
     }
     shown
-}
-
-/// What a process has copied into the main file before it began its log anew is in that file alone. If another one has
-/// written there as well, each can have overwritten pages of the other, and nothing tells which rows were on them.
-fn overwritten(shown: &Shown, source: &Source) -> Option<String> {
-    let by_another = !source.is_whole() || shown.tables.values().any(|t| t.only_here.is_some_and(|n| n > 0));
-    (source.begun_anew > 0 && by_another).then(|| {
-        "the process had copied rows into the main file before, and so has another one: rows that one of them copied there \
-         and the other overwrote are in no file any more, and cannot be counted; a snapshot or a backup may have them"
-            .to_owned()
-    })
 }
 
 /// What a comparison of all tables found.
@@ -264,6 +357,10 @@ pub(super) struct Compared {
     pub(super) unplaced: u64,
     /// Search indexes that no trigger keeps, each with the table that it is over.
     pub(super) unkept: Vec<(String, String)>,
+    /// What the rows take that come.
+    pub(super) weight: Option<Weight>,
+    /// A table, a trigger that a new row of it fires, and a table of which that changes rows or takes them away.
+    pub(super) changing: Vec<(String, String, String)>,
 }
 
 /// Rows that were salvaged and belong to no table that is known.
@@ -273,10 +370,11 @@ pub(super) const UNPLACED: &str = "lost_and_found";
 pub(super) fn compare(live: &Connection, source: &Source, watch: Watch<'_>, sink: &mut dyn Sink) -> Result<Compared> {
     let schema = Schema::read(live)?;
     let rules = Rules::of(&schema);
-    let mut compared = Compared { unkept: unkept(&schema), ..Compared::default() };
+    let mut compared = Compared { unkept: unkept(&schema), changing: changing(&schema, rules), ..Compared::default() };
+    let mut sink = Weighing { inner: sink, weight: Weight::of(live)? };
     for (part, rows) in source.parts().enumerate() {
-        let theirs = Schema::read(rows)?;
-        let mut comparison = Comparison::new(live, rows, &schema, rules);
+        let theirs = renames::read(live, &schema, source, rows)?;
+        let mut comparison = Comparison::new(live, rows, &schema, &theirs, rules);
         let is_all = part == 0 && source.is_whole();
         for pair in pairs(&schema, &theirs, rules) {
             if !is_all && pair.live.is_none() && pair.name == UNPLACED {
@@ -286,12 +384,32 @@ pub(super) fn compare(live: &Connection, source: &Source, watch: Watch<'_>, sink
             watch(Progress::Begins { what: "comparing", bytes: None });
             let counts = match &pair.incomparable {
                 Some(_) => Ok(Counts::default()),
-                None => comparison.table(&pair, sink),
+                None => comparison.table(&pair, &mut sink),
             };
             compared.take(&pair, counts, is_all)?;
         }
     }
+    compared.weight = Some(sink.weight);
     Ok(compared)
+}
+
+/// What may happen to rows that are there when rows come.
+pub(super) fn changing(schema: &Schema, rules: Rules) -> Vec<(String, String, String)> {
+    let mut all = Vec::new();
+    for table in schema.tables.values() {
+        all.extend(schema.triggers.changes(&table.name).into_iter().map(|(by, of)| {
+            let of = schema.get(&of).map_or(of, |t| t.name.clone());
+            (table.name.clone(), format!("the trigger {by}"), of)
+        }));
+    }
+    if rules == Rules::Hermes {
+        all.push((
+            "messages".to_owned(),
+            "the counts of a session, which are raised".to_owned(),
+            "sessions".to_owned(),
+        ));
+    }
+    all
 }
 
 impl Compared {
@@ -335,6 +453,9 @@ fn table(pair: &Pair, counts: Counts, from_log: bool) -> TableShown {
         only_captured: pair.live.is_none(),
         columns_only_here: pair.only_live.clone(),
         columns_only_captured: pair.only_theirs.clone(),
+        captured_as: pair.captured_as().map(str::to_owned),
+        columns_captured_as: pair.columns_captured_as(),
+        aside: pair.aside.clone(),
         left_alone: pair.left_alone.clone(),
         is_beyond_us: pair.is_beyond_us,
         not_compared: pair.incomparable.clone(),

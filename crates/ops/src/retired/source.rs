@@ -8,6 +8,7 @@
 //! generation fit among its own by chance; and the log lacks what its process had copied into the main file before. So
 //! both are read, and what the second has beyond the first is a part of its own.
 
+use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -71,6 +72,8 @@ pub struct Source {
     /// What is known to be there and cannot be had, a sentence each.
     pub gone: Vec<String>,
     rows: Rows,
+    /// Where the tables of the first part began in the database, by their names in lower case, if its own pages do not say it.
+    roots: Option<BTreeMap<String, u32>>,
     /// What another source has beyond that.
     beyond: Option<Beyond>,
 }
@@ -118,6 +121,11 @@ impl Source {
         }
     }
 
+    /// True if it is one of those that `retired list` shows, so that its id is enough.
+    pub(super) fn is_known(&self) -> bool {
+        self.capture.as_ref().is_some_and(|c| c.side.is_some())
+    }
+
     /// Its directory; `None` for a plain file.
     pub fn place(&self) -> Option<&Path> {
         self.capture.as_ref().map(|c| c.place.as_path())
@@ -126,6 +134,17 @@ impl Source {
     /// True if the first part is a database that is whole as of one commit, so that what is not in it was not there.
     pub(super) fn is_whole(&self) -> bool {
         self.kind == Kind::Image || matches!(&self.beyond, Some(b) if b.kind == Kind::Log)
+    }
+
+    /// The page at which each table begins in the database that the capture is of, by its name in lower case. All parts have
+    /// their tables under the same names.
+    pub(super) fn roots(&self) -> Result<BTreeMap<String, u32>> {
+        if let Some(roots) = &self.roots {
+            return Ok(roots.clone());
+        }
+        let mut all = self.prepare("SELECT lower(name), rootpage FROM sqlite_schema WHERE type = 'table'")?;
+        let roots = all.query_map([], |r| Ok((r.get(0)?, r.get(1)?)))?;
+        Ok(roots.collect::<rusqlite::Result<_>>()?)
     }
 
     /// The parts, one after the other; no row is in two of them.
@@ -154,6 +173,7 @@ fn file(path: &Path, opening: &Opening<'_>) -> Result<Source> {
         log: None,
         gone: Vec::new(),
         rows: Rows::Attached(attached),
+        roots: None,
         beyond: None,
     })
 }
@@ -180,6 +200,7 @@ fn of_capture(family: &Family, capture: &Capture, opening: &Opening<'_>) -> Resu
         log,
         gone: found.gone,
         rows: found.rows,
+        roots: found.roots,
         beyond: found.beyond,
     })
 }
@@ -191,6 +212,7 @@ fn captured_at(unix_us: u64) -> Option<String> {
 
 struct Found {
     rows: Rows,
+    roots: Option<BTreeMap<String, u32>>,
     beyond: Option<Beyond>,
     kind: Kind,
     gone: Vec<String>,
@@ -220,10 +242,11 @@ fn rows(family: &Family, capture: &Capture, log: Option<&Path>, opening: &Openin
             return Err(Error::Unreadable { place: capture.place.clone(), why: why.join("; ") });
         };
         let rows = Rows::Plain(connection, Some(scratch));
-        return Ok(Found { rows, beyond: None, kind: Kind::Image, gone: Vec::new() });
+        return Ok(Found { rows, roots: None, beyond: None, kind: Kind::Image, gone: Vec::new() });
     };
     let of_log = scratch.path().join("rows-of-the-log");
-    let salvaged = salvage(family, capture, log, &of_log);
+    let named = image.as_deref().filter(|_| whole.is_some());
+    let salvaged = salvage(family, capture, log, named, &of_log);
     match (whole, salvaged) {
         (Some(connection), salvaged) => {
             let beyond = match (&image, salvaged) {
@@ -234,7 +257,8 @@ fn rows(family: &Family, capture: &Capture, log: Option<&Path>, opening: &Openin
                 _ => None,
             };
             let kind = if beyond.is_some() { Kind::Both } else { Kind::Image };
-            Ok(Found { rows: Rows::Plain(connection, Some(scratch)), beyond, kind, gone: Vec::new() })
+            let rows = Rows::Plain(connection, Some(scratch));
+            Ok(Found { rows, roots: None, beyond, kind, gone: Vec::new() })
         }
         (None, Ok(salvaged)) => {
             let mut beyond = None;
@@ -243,7 +267,8 @@ fn rows(family: &Family, capture: &Capture, log: Option<&Path>, opening: &Openin
             }
             let kind = if beyond.is_some() { Kind::Both } else { Kind::Log };
             let rows = Rows::Plain(immutable(&of_log)?, Some(scratch));
-            Ok(Found { rows, beyond, kind, gone: gone(&salvaged) })
+            let roots = salvaged.roots.iter().map(|(name, root)| (name.to_ascii_lowercase(), *root)).collect();
+            Ok(Found { rows, roots: Some(roots), beyond, kind, gone: gone(&salvaged) })
         }
         (None, Err(e)) => {
             why.push(format!("its log: {e}"));
@@ -259,6 +284,7 @@ fn salvage(
     family: &Family,
     capture: &Capture,
     log: &Path,
+    named: Option<&Path>,
     output: &Path,
 ) -> std::result::Result<Salvaged, salvage::SalvageError> {
     let mut main = family.main();
@@ -266,9 +292,11 @@ fn salvage(
         main = own;
     }
     let log = files::open(log)?;
+    let named = named.map(files::open).transpose()?;
+    let named = named.as_ref().map(|n| n as &dyn wal::ReadAt);
     match files::open(&main) {
-        Ok(main) => salvage::from_log(&main, &log, output),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => salvage::from_log(&Vec::new(), &log, output),
+        Ok(main) => salvage::from_log_as(&main, &log, named, output),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => salvage::from_log_as(&Vec::new(), &log, named, output),
         Err(e) => Err(e.into()),
     }
 }

@@ -89,6 +89,15 @@ impl Triggers {
         self.fired_by(table).0.into_iter().all(|fired| there.all.iter().any(|t| same(fired, t)))
     }
 
+    /// Rows that are there and that may change or go when a row is inserted into `table`: each trigger that does it, and of which
+    /// table. What is said to a search index in the form of rows is none.
+    pub(super) fn changes(&self, table: &str) -> Vec<(String, String)> {
+        let fired = self.fired_by(table).0;
+        let all =
+            fired.iter().flat_map(|t| t.acts.iter().filter(|a| !a.adds).map(|a| (t.name.clone(), a.table.clone())));
+        all.collect()
+    }
+
     fn fired_by(&self, table: &str) -> (Vec<&Trigger>, BTreeMap<String, Feed>) {
         let mut fed: BTreeMap<String, Feed> = BTreeMap::new();
         let mut fired: Vec<&Trigger> = Vec::new();

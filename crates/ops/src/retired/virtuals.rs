@@ -120,7 +120,7 @@ fn described(connection: &Connection, name: &str, hidden: Option<&str>, numbered
     while let Some(row) = rows.next()? {
         let (column, is_hidden): (String, bool) = (row.get(0)?, row.get(1)?);
         if !is_hidden || hidden.is_some_and(|h| h.eq_ignore_ascii_case(&column)) {
-            columns.push(Column { name: column });
+            columns.push(Column { stored: column.clone(), name: column, kind: String::new() });
         }
     }
     let number = match columns.first() {
@@ -129,7 +129,7 @@ fn described(connection: &Connection, name: &str, hidden: Option<&str>, numbered
         _ => {
             let has = |n: &str| columns.iter().any(|c| c.name.eq_ignore_ascii_case(n));
             let free = ["rowid", "_rowid_", "oid"].into_iter().find(|n| !has(n)).unwrap_or("rowid").to_owned();
-            columns.insert(0, Column { name: free.clone() });
+            columns.insert(0, Column { name: free.clone(), stored: free.clone(), kind: String::new() });
             free
         }
     };
@@ -139,12 +139,16 @@ fn described(connection: &Connection, name: &str, hidden: Option<&str>, numbered
     one.query([])?.next()?;
     Ok(Table {
         name: name.to_owned(),
+        stored: name.to_owned(),
+        root: 0,
+        aside: None,
         columns,
         rowid: Some(quoted(&number)),
         key: Key::Number(number),
         uniques: Vec::new(),
         references: Vec::new(),
         triggers: 0,
+        indexes: 0,
     })
 }
 

@@ -106,7 +106,7 @@ impl Error {
             }
             Error::Work(e) => e.hint(),
             Error::Unverified { .. } => {
-                "The earlier snapshots are as they were. Run `statehouse verify`, and keep every file of the database: it is probably damaged itself."
+                "The earlier snapshots are as they were. The database is probably damaged itself: keep every file of it, and put one of those in its place with `statehouse restore`; `statehouse snapshots` lists them."
             }
             Error::TooSlow { .. } => {
                 "Nothing is lost, and the earlier snapshots are as they were. Look at why the disk is so slow, and try again."

@@ -43,7 +43,7 @@ pub(super) fn is_before(reason: &str) -> bool {
 }
 
 /// Bytes of the volume that a snapshot leaves to the database for its log.
-pub(super) fn reserve(bytes: u64) -> u64 {
+pub(crate) fn reserve(bytes: u64) -> u64 {
     (bytes / 20).clamp(256 << 10, 64 << 20)
 }
 
@@ -82,6 +82,16 @@ fn allowed(family: &Family, keep: &Keep) -> Result<u64> {
     let volume = rustix::fs::statvfs(directory).map_err(|e| io("ask for the size of", directory, e))?;
     let total = volume.f_blocks.saturating_mul(volume.f_frsize) as f64;
     Ok((total * keep.disk_share.clamp(0.0, 1.0)) as u64)
+}
+
+/// Takes a good snapshot away whose file is this, for it was taken before something that was not done.
+pub(crate) fn forget(family: &Family, file: &std::path::Path) -> Result<()> {
+    let all = record::all(family)?;
+    if let Some(own) = all.iter().find(|s| s.path == file && is_before(&s.reason)) {
+        std::fs::remove_file(&own.path).map_err(|e| io("remove", &own.path, e))?;
+        let _ = std::fs::remove_file(record::record_path(&record::directory(family), &own.id));
+    }
+    Ok(())
 }
 
 /// Removes what is not kept. To be called when a new good one is in its place; what cannot be removed is there the next time.

@@ -30,6 +30,7 @@ use std::time::Duration;
 
 pub use error::{Error, Result};
 pub use keep::Keep;
+pub(crate) use keep::{forget, reserve};
 pub use pack::unpack;
 pub use proof::Proved;
 pub use record::{Snapshot, Standing, all, find, list};

@@ -41,7 +41,8 @@ fn took(path: &Path, wish: &Wish, watch: Watch<'_>, begun: Instant) -> Result<Sn
         let report = holders::scan(family)?;
         if let Some(naked) = report.holders.iter().find(|h| h.naked && !h.fenced) {
             // An opening could cut the shared index off under it.
-            return Err(dangerous(family, Reason::HeldNaked, naked));
+            let reason = if naked.ghost { Reason::HeldRetired } else { Reason::HeldNaked };
+            return Err(dangerous(family, reason, naked));
         }
         let ghost = report.holders.iter().find(|h| h.ghost && !h.fenced);
         let source = match report.verdict == Verdict::Quiet || ghost.is_some() {
@@ -96,7 +97,7 @@ fn is_moved(e: &Error) -> bool {
 }
 
 fn dangerous(family: &Family, reason: Reason, h: &Holder) -> Error {
-    DatabaseError::refused(reason, family.main(), format!("{}; to stop it: {}", who::name(h), h.stop)).into()
+    DatabaseError::refused(reason, family.main(), format!("{}; {}", who::name(h), h.to_stop())).into()
 }
 
 fn beside(ghost: &Holder) -> String {

@@ -32,7 +32,8 @@ impl View {
             Ok(lines) if lines.is_empty() || lines == ["ok"] => Found::new(Outcome::Ok, "the structure is sound"),
             Ok(lines) => Found::new(Outcome::Fail, "the structure is damaged")
                 .detail(lines.join("; "))
-                .hint("Do not delete any file of the database; copy the whole family first."),
+                .hint("Do not delete any file of the database; copy the whole family first. `statehouse restore` puts a snapshot or backup in its place \
+                     and keeps what is there; without one, `.recover` of sqlite3 on the copy gives the rows that can still be read."),
             Err(e) => Found::error("the structure cannot be checked", &e),
         }
     }

@@ -4,13 +4,14 @@
 //! write that another process reads back through the path, if that was asked for, and for a check of its structure.
 //!
 //! `view` is what is seen from outside, `written` the write of this process, `members` the writes of every live process of ours,
-//! `wait` the write of a program that is not ours, `integrity` the structure.
+//! `wait` the write of a program that is not ours and `whose` whether it was that program's, `integrity` the structure.
 
 mod integrity;
 mod members;
 mod position;
 mod view;
 mod wait;
+mod whose;
 mod written;
 
 use std::path::Path;

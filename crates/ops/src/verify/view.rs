@@ -2,6 +2,7 @@
 
 use statehouse_sessions::sqlite::APPLICATION_ID;
 use statehouse_sqlite::admission::ANCHOR;
+use statehouse_sqlite::capture::only_reads_what_is_there;
 use statehouse_sqlite::headers::{self, Headers};
 use statehouse_sqlite::holders::{self, Holder, Report, Standing, Verdict};
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
@@ -65,7 +66,12 @@ impl View {
     }
 
     pub(super) fn generation(&self) -> Found {
-        let retired = |h: &&Holder| h.files.iter().any(|f| f.generation == Standing::Retired);
+        // Whoever only reads a log that is in the main file holds nothing up and has nothing.
+        let has_only_read = |h: &Holder| {
+            let retired = h.files.iter().any(|f| f.generation == Standing::Retired);
+            retired && only_reads_what_is_there(self.family(), h)
+        };
+        let retired = |h: &&Holder| h.files.iter().any(|f| f.generation == Standing::Retired) && !has_only_read(h);
         // An anchor reads nothing of the database; it keeps what was removed readable for whoever copies it.
         let keeps = |h: &&Holder| h.role.as_deref() == Some(ANCHOR) && !h.ghost;
         let (keeping, behind): (Vec<&Holder>, Vec<&Holder>) =
@@ -80,7 +86,7 @@ impl View {
             .hint(first_capture(self.family(), &keeping));
         }
         if behind.is_empty() {
-            let n = self.report.holders.len();
+            let n = self.report.holders.iter().filter(|h| !has_only_read(h)).count();
             return Found::new(Outcome::Ok, format!("every process that has it open ({n}) uses what the paths name"));
         }
         if behind.iter().all(|h| h.fenced) {
@@ -90,17 +96,19 @@ impl View {
             )
             .detail(names(&behind));
         }
+        let remedies: Vec<String> = behind.iter().filter(|h| h.capture.is_some()).map(|h| h.remedy()).collect();
+        let hint = if remedies.is_empty() { first_capture(self.family(), &behind) } else { remedies.join("; ") };
         Found::new(Outcome::Fail, "a process uses files that the paths no longer name")
             .detail(names(&behind))
-            .hint(first_capture(self.family(), &behind))
+            .hint(hint)
     }
 
     pub(super) fn ghosts(&self) -> Found {
         match self.report.holders.iter().find(|h| h.ghost && !h.fenced) {
             None => self.nobody("no process writes into deleted or replaced files"),
             Some(h) => Found::new(Outcome::Fail, format!("{} is writing into deleted or replaced files", name(h)))
-                .detail(format!("what stops it is: {}", h.stop))
-                .hint(format!("Keep it running, for what it holds is nowhere else, and {}", h.remedy())),
+                .detail(format!("what ends it is: {}", h.stop))
+                .hint(format!("What it holds is nowhere else: {}", h.remedy())),
         }
     }
 
@@ -111,7 +119,7 @@ impl View {
                 .detail(format!("main file: {}, shared index: {}", h.locks.shared, h.locks.dms))
                 .hint(match h.capture {
                     Some(_) => format!("Before anything else opens the database, {}", h.remedy()),
-                    None => format!("Stop it in an orderly way before anything else opens the database: {}", h.stop),
+                    None => format!("Before anything else opens the database, {}", h.remedy()),
                 }),
         }
     }

@@ -1,5 +1,8 @@
 //! The write of a program that is not ours: a person sends it a message, and a fresh process must see it through the path.
 //!
+//! A commit of somebody else is none of that program: where a program has the database open, the commit counts only if that program
+//! has written meanwhile ([`Whose`]).
+//!
 //! This is the only proof for a program that cannot be asked. What is compared is which commit the files show; what a commit
 //! holds is not looked at. In a store of ours the services write by themselves, so there only a new message counts.
 //! A program that uses deleted files is told OK as well, and its commit is in no file that a path names: then the proof fails
@@ -10,9 +13,11 @@ use std::time::{Duration, Instant};
 
 use statehouse_sqlite::Member;
 use statehouse_sqlite::holders::{self, Holder, Standing};
+use statehouse_sqlite::words;
 
 use super::position::{LogEnd, Position, log_end};
 use super::view::{View, name};
+use super::whose::{Whose, Written, written};
 use super::{Proof, Seen};
 use crate::check::{Found, Outcome};
 
@@ -23,6 +28,11 @@ const LOOK: Duration = Duration::from_millis(300);
 struct Before {
     seen: Result<Seen, String>,
     ghosts: Vec<Ghost>,
+    /// What the programs had written at the look before the last one and at the last one. Between the two a commit
+    /// may have been on its way already.
+    written: [Written; 2],
+    /// Commits that were seen and that none of the programs made.
+    of_others: u32,
 }
 
 /// A log that no path names, and where it ended.
@@ -38,7 +48,13 @@ impl View {
             return self.danger().unwrap_or_else(|| Found::new(Outcome::Skip, ""));
         }
         let main = self.family().main();
-        let mut before = Before { seen: proof.other.read(&main), ghosts: self.ghost_logs() };
+        let mut before = Before {
+            ghosts: self.ghost_logs(),
+            written: [written(&self.programs()), Written::new()],
+            seen: proof.other.read(&main),
+            of_others: 0,
+        };
+        before.written[1] = before.written[0].clone();
         if let (Err(e), true) = (&before.seen, before.ghosts.is_empty()) {
             return Found::new(Outcome::Fail, "another process cannot read through the path").detail(e.clone());
         }
@@ -50,15 +66,24 @@ impl View {
                 return swallowed(&ghost.holder);
             }
             self.note_writers(&mut writers);
+            // Before the look at the files, so that a commit which is seen there later was written after this.
+            let looked = written(&self.programs());
             if let (Ok(then), Ok(now)) = (&before.seen, proof.other.read(&main)) {
-                if is_newer(self.ours, &now, then) {
-                    return self.seen(&writers, begun.elapsed());
+                let newer = is_newer(self.ours, &now, then);
+                if newer {
+                    let whose = Whose::of(&self.programs(), &before.written[0]);
+                    if whose.idle.is_empty() || !whose.wrote.is_empty() || !whose.unknown.is_empty() {
+                        return self.seen(&writers, &whose, begun.elapsed());
+                    }
+                    before.of_others += 1;
                 }
                 // Between two looks the log may have been copied and taken away, which is no commit.
-                if !self.ours {
+                if newer || !self.ours {
                     before.seen = Ok(now);
                 }
             }
+            let [_, last] = std::mem::take(&mut before.written);
+            before.written = [last, looked];
             if begun.elapsed() >= limit {
                 return self.nothing_seen(&before, limit);
             }
@@ -89,25 +114,42 @@ impl View {
     }
 
     /// Other programs that have it open for writing.
-    fn programs(&self) -> Vec<String> {
+    fn programs(&self) -> Vec<Holder> {
         let Ok(report) = holders::scan(self.family()) else { return Vec::new() };
         let writes = |h: &&Holder| {
             let wanted = if self.ours { h.role.as_deref() == Some("gateway") } else { h.role.is_none() };
             wanted && !h.is_self && h.files.iter().any(|f| f.writable)
         };
-        report.holders.iter().filter(writes).map(name).collect()
+        report.holders.iter().filter(writes).cloned().collect()
     }
 
-    fn seen(&self, writers: &[String], took: Duration) -> Found {
-        let programs = self.programs();
-        let by = match (writers, &programs[..]) {
-            ([one], _) => format!("{one} had the write lock meanwhile"),
-            ([], [one]) => format!("{one} is the only one that has it open for writing"),
-            ([], []) => "who wrote has closed it again, and is not known".to_owned(),
-            ([], several) => format!("which of these wrote is not known: {}", several.join(", ")),
-            (several, _) => format!("these had the write lock meanwhile: {}", several.join(", ")),
-        };
+    fn seen(&self, writers: &[String], whose: &Whose, took: Duration) -> Found {
         let what = if self.ours { "a new message" } else { "a commit of another process" };
+        let by = match (&whose.wrote[..], &whose.unknown[..], writers) {
+            ([], [], [one]) => format!("{one} had the write lock meanwhile"),
+            ([], [], []) => "no program had it open; who wrote has closed it again, and is not known".to_owned(),
+            ([], [], several) => format!("these had the write lock meanwhile: {}", several.join(", ")),
+            ([], unknown, _) => {
+                return Found::new(
+                    Outcome::Warn,
+                    format!("a fresh process sees {what} through the path, and it cannot be told whose it is"),
+                )
+                .detail(format!(
+                    "after {:.1} s; what {} has written may not be looked at",
+                    took.as_secs_f64(),
+                    unknown.join(", ")
+                ))
+                .hint("Run this as root, or as the user of the program.");
+            }
+            ([one], [], locked) if locked.iter().any(|l| l != one) => {
+                format!("{one} wrote meanwhile; these had the write lock: {}", locked.join(", "))
+            }
+            ([one], [], _) => format!("{one} wrote meanwhile, and no other program that has it open did"),
+            (several, unknown, _) => format!(
+                "these wrote meanwhile or may have, and which of them it was is not known: {}",
+                [several, unknown].concat().join(", ")
+            ),
+        };
         Found::new(Outcome::Ok, format!("a fresh process sees {what} through the path"))
             .detail(format!("after {:.1} s; {by}", took.as_secs_f64()))
     }
@@ -124,7 +166,22 @@ impl View {
                 ))
                 .hint("Capture what it has before it is stopped: `statehouse retired capture --all`.");
         }
-        let programs = self.programs();
+        let programs: Vec<String> = self.programs().iter().map(name).collect();
+        if before.of_others > 0 && !programs.is_empty() {
+            return Found::new(
+                Outcome::Fail,
+                format!(
+                    "what was seen through the path was written by another process, not by {}",
+                    programs.join(", ")
+                ),
+            )
+            .detail(format!(
+                "{}, and whoever wrote had closed it again; as the kernel counts it {} wrote nothing in that time",
+                words::count(u64::from(before.of_others), if self.ours { "message" } else { "commit" }),
+                programs.join(", ")
+            ))
+            .hint("Send the program a message while this waits; if you did, it uses another database than this one.");
+        }
         if programs.is_empty() {
             return found
                 .detail("no program has it open for writing")
@@ -162,8 +219,5 @@ fn swallowed(holder: &Holder) -> Found {
         format!("the message went to a deleted log: {} wrote it there and was told OK", name(holder)),
     )
     .detail("no other process sees it, and it is gone when that process ends, unless it is captured before")
-    .hint(match holder.pid {
-        Some(pid) => format!("Keep it running, and capture what it has: statehouse retired capture --pid {pid}"),
-        None => "Keep it running, and capture what it has: statehouse retired capture --all".to_owned(),
-    })
+    .hint(format!("What it has is nowhere else: {}", holder.remedy()))
 }

@@ -7,8 +7,8 @@ use statehouse_sqlite::Member;
 
 use super::view::View;
 use super::{Proof, ROLE, Seen};
-use crate::attach;
 use crate::check::{Check, Found, Outcome, run};
+use crate::{attach, who};
 
 impl View {
     pub(super) fn written(&self, proof: &Proof<'_>) -> Vec<Check> {
@@ -72,6 +72,7 @@ impl View {
     /// An empty transaction of a database that is not ours.
     pub(super) fn foreign(&self, proof: &Proof<'_>) -> (Found, Option<(Found, f64)>) {
         let had_log = self.inspected.get(Member::Wal).is_some();
+        let begun = Instant::now();
         let done = attach::with_write_lock(self.family(), self.held(), had_log, proof.patience, |connection| {
             let begun = Instant::now();
             let found = match (Seen::by(connection), proof.other.read(&self.family().main())) {
@@ -92,7 +93,10 @@ impl View {
             Ok(read) => {
                 (Found::new(Outcome::Ok, "the write lock was taken and given back; nothing was written"), Some(read))
             }
-            Err(e) => (Found::error("the write lock cannot be taken", &e), None),
+            Err(e) => {
+                let e = who::named(e, self.family(), begun);
+                (Found::error("the write lock cannot be taken", &e), None)
+            }
         }
     }
 }

@@ -75,10 +75,24 @@ pub(super) fn not_done(family: &Family) -> Result<Option<Begun>> {
 
 /// Says what is about to happen, durably. To be called before anything is moved.
 pub(super) fn begin(family: &Family, begun: &Begun) -> Result<()> {
+    clear_halves(family);
     let path = path(family);
     let text = serde_json::to_vec_pretty(begun).map_err(|e| Error::io("write", &path, std::io::Error::from(e)))?;
     files::replace(&path, &text).map_err(|e| Error::io("write", &path, e))?;
     captures::sync_directory(&family.side_directory())
+}
+
+/// Removes marks that a process had not finished writing when it was killed. Only one at a time writes any.
+fn clear_halves(family: &Family) {
+    let Ok(entries) = std::fs::read_dir(family.side_directory()) else { return };
+    for entry in entries.filter_map(std::result::Result::ok) {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let half = name.strip_prefix(MARK).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".new"));
+        if half.is_some_and(|pid| !pid.is_empty() && pid.bytes().all(|b| b.is_ascii_digit())) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// Says that it was given up, and everything is where it was.
@@ -98,6 +112,7 @@ pub(crate) fn left(family: &Family) -> bool {
 /// # Errors
 /// The system's answer; it is tried again by whoever comes next.
 pub fn finish(family: &Family) -> Result<()> {
+    clear_halves(family);
     let Some(begun) = read(family)? else { return Ok(()) };
     let main = identity(&family.main())?;
     if main == begun.old {

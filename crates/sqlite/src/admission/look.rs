@@ -204,13 +204,8 @@ pub(super) fn refuse_holders(family: &Family, report: &Report, ours: Ours, allow
 /// A holder as a person would name it, with what stops it.
 pub(super) fn name(holder: &Holder) -> String {
     let what = holder.role.clone().or_else(|| holder.command.first().cloned()).unwrap_or_else(|| "?".to_owned());
-    // Stopping it takes along what only it has.
-    let remedy = match &holder.capture {
-        Some(_) => holder.remedy(),
-        None => format!("to stop it: {}", holder.stop),
-    };
     match holder.pid {
-        Some(pid) => format!("PID {pid} ({what}; {remedy})"),
+        Some(pid) => format!("PID {pid} ({what}; {})", holder.to_stop()),
         None => format!("a process that is not visible here ({what}; {})", holder.stop),
     }
 }

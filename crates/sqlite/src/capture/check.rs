@@ -10,7 +10,15 @@ use crate::connect;
 /// What SQLite finds wrong with the structure; empty if nothing. What it says of search indexes is not about the structure:
 /// tokenizers differ between programs.
 pub(super) fn unsound(image: &Path) -> String {
-    found(image).unwrap_or_else(|e| e.to_string())
+    found(image).unwrap_or_else(|e| match e {
+        // The image is two files laid over each other, of which another process may have changed one. The database is another matter.
+        crate::Error::Damaged { detail } => {
+            format!(
+                "main file and log do not fit each other in the image ({detail}), which says nothing of the database"
+            )
+        }
+        e => e.to_string(),
+    })
 }
 
 fn found(image: &Path) -> crate::Result<String> {

@@ -3,8 +3,11 @@
 //! A log belongs to one main file. Where a process has several of either it is not known which; then the main files are tried
 //! in the order of likelihood, and the first with which SQLite finds the result whole is taken.
 
-use crate::family::Member;
+use super::open::open;
+use crate::family::{Family, Member};
+use crate::files;
 use crate::holders::{HeldFile, Holder, Standing, Via};
+use crate::wal;
 
 /// Files of one process that belong together.
 #[derive(Debug, Clone)]
@@ -62,6 +65,23 @@ pub(super) fn sets(holder: &Holder) -> Vec<Set> {
         index: if alone { index(still(Member::Shm)) } else { None },
     };
     retired.into_iter().map(set).collect()
+}
+
+/// True if all that a process has of the database is a log that it reads, and the main file at the path has everything of that: a
+/// program that follows a file, not one that uses the database.
+pub fn only_reads_what_is_there(family: &Family, holder: &Holder) -> bool {
+    let locks = &holder.locks;
+    let locked =
+        locks.shared || locks.dms || locks.reserved || locks.write || locks.checkpoint || !locks.readers.is_empty();
+    let reads = |f: &HeldFile| f.member == Member::Wal && !f.writable && f.via == Via::Descriptor;
+    if holder.role.is_some() || locked || holder.files.is_empty() || !holder.files.iter().all(reads) {
+        return false;
+    }
+    let Ok(main) = files::open(&family.main()) else { return false };
+    holder.files.iter().filter(|f| f.generation == Standing::Retired).all(|log| {
+        let Ok(log) = open(holder, log) else { return false };
+        wal::lacking(&main, &log.file).is_ok_and(|l| l.missing == 0 && !l.torn)
+    })
 }
 
 /// Gathers the processes that share one generation.

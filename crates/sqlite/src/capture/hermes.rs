@@ -119,6 +119,7 @@ pub(super) fn read(place: PathBuf, id: String) -> Result<Option<Capture>> {
         detail: String::new(),
         files,
         supersedes: None,
+        kept_back: false,
     };
     Ok(Some(Capture { id, place, origin: Origin::Hermes, manifest, side: None }))
 }

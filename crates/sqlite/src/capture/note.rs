@@ -88,6 +88,7 @@ pub(super) fn manifest(
         detail: imaged.map_or_else(|| made.detail.clone(), |i| i.unsound.clone()),
         files: copied,
         supersedes: older(family, generation, made, id)?,
+        kept_back: ghost.holders.iter().any(|h| h.kept_back),
     })
 }
 

@@ -9,6 +9,7 @@ use crate::family::{Family, Member};
 use crate::holders::{self, Holder, Standing, Via};
 use crate::incidents::{self, Kind, Outcome};
 use crate::words::count;
+use crate::{files, wal};
 
 /// Whose files are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,8 +39,12 @@ pub struct Took {
     pub already: bool,
     /// The processes that have the files.
     pub pids: Vec<u32>,
-    /// What stops the process, now that it may be stopped.
+    /// What ends the processes, now that they may be ended.
     pub stop: String,
+    /// What to type to end them without losing what was written since the copy, in this order.
+    pub end: Vec<String>,
+    /// True if one of them must not be asked to end, for it could copy its old log over what others have written.
+    pub kill: bool,
     /// The incident that tells it.
     pub incident: Option<String>,
 }
@@ -76,7 +81,8 @@ pub fn take(family: &Family, wanted: &Wanted<'_>) -> Result<Taken, TakeError> {
         Whose::All => {
             let report = holders::scan(family)?;
             taken.limits = report.limits;
-            report.holders.into_iter().filter(|h| !h.is_self).collect()
+            let has_something = |h: &Holder| !h.is_self && !find::only_reads_what_is_there(family, h);
+            report.holders.into_iter().filter(has_something).collect()
         }
     };
     let denied = |h: &Holder| not_allowed(family, name(h), h.pid);
@@ -84,11 +90,16 @@ pub fn take(family: &Family, wanted: &Wanted<'_>) -> Result<Taken, TakeError> {
         let pids: Vec<u32> = ghost.holders.iter().filter_map(|h| u32::try_from(h.pid?).ok()).collect();
         match make(family, &ghost, &denied, wanted.watch) {
             Ok((capture, already)) => {
-                let stop = ghost.holders.iter().map(|h| h.stop.as_str()).collect::<Vec<_>>().join("; ");
+                let users = users(&ghost);
+                let stop = users.iter().map(|h| h.stop.as_str()).collect::<Vec<_>>().join("; ");
+                let kill = ghost.holders.iter().any(|h| h.ghost);
+                let end = holders::steps(&users, true);
                 // An anchor only keeps what somebody else has lost.
                 let foreign = ghost.holders.iter().all(|h| h.role.as_deref().is_none_or(|r| r == ANCHOR));
-                let incident = (foreign && !already).then(|| report(family, wanted.role, &ghost, &capture)).flatten();
-                taken.captures.push(Took { capture, already, pids, stop, incident });
+                let idle = ghost.holders.iter().all(|h| find::only_reads_what_is_there(family, h));
+                let incident =
+                    (foreign && !already && !idle).then(|| report(family, wanted.role, &ghost, &capture)).flatten();
+                taken.captures.push(Took { capture, already, pids, stop, end, kill, incident });
             }
             Err(why) => taken.failed.push(Failed { pid: pids.first().copied(), why }),
         }
@@ -100,6 +111,12 @@ pub fn take(family: &Family, wanted: &Wanted<'_>) -> Result<Taken, TakeError> {
             Ok(taken)
         }
     }
+}
+
+/// Whoever uses the files. An anchor that keeps them lets go by itself when they were copied, and goes on with what the paths name.
+fn users(ghost: &find::Ghost) -> Vec<Holder> {
+    let others = ghost.holders.iter().filter(|h| h.role.as_deref() != Some(ANCHOR)).cloned().collect::<Vec<_>>();
+    if others.is_empty() { ghost.holders.clone() } else { others }
 }
 
 /// The process that was asked for, if it has anything to capture.
@@ -136,12 +153,23 @@ fn not_allowed(family: &Family, who: String, pid: Option<i32>) -> TakeError {
     TakeError::NotAllowed { who, command: format!("sudo {}", holders::capture_command(family, pid)) }
 }
 
+/// True if a checkpoint of the captured log has come half-way, as one does that a reader holds up.
+fn is_half_copied(family: &Family, capture: &Capture) -> bool {
+    let lacking = files::open(&family.main()).and_then(|main| wal::lacking(&main, &files::open(&capture.log())?));
+    lacking.is_ok_and(|l| l.torn)
+}
+
 /// Writes down that it happened. A record that cannot be written makes the capture no worse.
 fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -> Option<String> {
     let manifest = &capture.manifest;
     let names: Vec<String> = ghost.holders.iter().map(name).collect();
     let names = names.join(", ");
-    let stops: Vec<&str> = ghost.holders.iter().map(|h| h.stop.as_str()).collect();
+    let end: Vec<String> = holders::steps(&users(ghost), true).iter().map(|line| format!("`{line}`")).collect();
+    let why = match ghost.holders.iter().any(|h| h.ghost) {
+        true if manifest.shares_log() => format!(", {}", holders::SHARED_LOG),
+        true => format!(", {}", holders::NOT_ORDERLY),
+        false => String::new(),
+    };
     let replaced = manifest.members.iter().any(|m| m.member == Member::Main && (m.replaced || m.deleted));
     let members: Vec<String> = manifest.members_lost.iter().map(ToString::to_string).collect();
     let path = crate::shell::word(&family.main().display().to_string());
@@ -153,6 +181,21 @@ fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -
     )];
     let identity = |m: &Member| Some(format!("{m}: inode {}", manifest.generation.get(*m)?.inode));
     evidence.extend(manifest.members_lost.iter().filter_map(identity));
+    let id = &capture.id;
+    let merge = format!("`statehouse retired merge {id} {path}`");
+    let restore = format!("`statehouse restore {id} {path}`");
+    let back = match manifest.sound == Some(true) && is_half_copied(family, capture) {
+        true => format!(
+            "A part of its log is in the main file and the rest is not, so without the process the database may be damaged. The \
+             capture is whole: put all of it in its place: {restore}. If `show` finds the database sound, bring the rows back: {merge}"
+        ),
+        false if manifest.sound == Some(true) => {
+            format!(
+                "Bring it back: {merge}; where that finds the database itself damaged, put all of the capture in its place: {restore}"
+            )
+        }
+        false => format!("Bring it back: {merge}"),
+    };
     let incident = incidents::Report {
         kind: if replaced { Kind::ReplacedFile } else { Kind::RetiredGeneration },
         role: role.to_owned(),
@@ -160,11 +203,12 @@ fn report(family: &Family, role: &str, ghost: &find::Ghost, capture: &Capture) -
         cause: "they were removed or replaced while the process used them; what did it is not known".into(),
         evidence,
         done: format!("what it had committed until then was captured as {}", capture.id),
+        // What can be known of it is what the comparison says.
         lost: None,
         next: format!(
-            "Stop the process, which has its files until then: `{}`. See what only the capture has: `statehouse retired show {id} \
-             {path}`. Bring it back: `statehouse retired merge {id} {path}`",
-            stops.join("; "),
+            "End the process, which has its files until then{why}: {}. See what only the capture has: `statehouse retired show {id} \
+             {path}`. {back}",
+            end.join(", then "),
             id = capture.id
         ),
         outcome: Outcome::Waits,

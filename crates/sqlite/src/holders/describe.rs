@@ -82,8 +82,11 @@ impl About {
             kept_back: false,
             evidence: Evidence::Lock,
             held_bytes: 0,
+            hold: None,
             capture: None,
             stop: "sudo statehouse holders, run on the host, names it".to_owned(),
+            signal: None,
+            halted: false,
         };
         let Some(id) = id else { return holder };
         holder.start_time = self.boot.zip(holder.start_ticks).map(|(boot, ticks)| process::start_time(boot, ticks));
@@ -102,6 +105,10 @@ impl About {
         let runs_as = Powers::parse(&papers.status).map(|p| p.euid);
         holder.user = runs_as.map(|uid| self.users.name(uid));
         let pids = process::namespace_pids(&papers.status);
+        let foreign = asking != 0 && runs_as != Some(asking);
+        // The kernel drops even SIGKILL that comes from within to the first process of a pid namespace.
+        holder.signal = (pids != [1]).then_some(if foreign { "sudo kill" } else { "kill" });
+        holder.halted = halted(&papers.status);
         if let Some(instead) = deaf(id.pid, &pids, &papers.status, &holder.command)
             && holder.stop.starts_with("kill ")
         {
@@ -135,7 +142,7 @@ impl About {
             holder.stop = up;
         }
         // Nobody but root may send a signal to a process of another user; and one of this user's own would say whose it is.
-        if asking != 0 && runs_as != Some(asking) && holder.stop.starts_with("kill ") {
+        if foreign && holder.stop.starts_with("kill ") {
             holder.stop.insert_str(0, "sudo ");
         }
         holder.role = role;
@@ -167,6 +174,12 @@ fn deaf(pid: i32, pids: &[i32], status: &[u8], command: &[String]) -> Option<Str
             format!("kill -9 {pid}  # {line}; the first process of its pid namespace takes no other signal")
         }
     })
+}
+
+/// True if a signal has stopped the process (proc_pid_status(5)). A debugger that has it may let it go on at any time.
+fn halted(status: &[u8]) -> bool {
+    let line = status.split(|b| *b == b'\n').find_map(|l| l.strip_prefix(b"State:"));
+    line.is_some_and(|l| l.trim_ascii_start().first().is_some_and(|b| *b == b'T'))
 }
 
 /// Where a process lives whose namespace may not be asked for, from its numbers, which everybody may read: one that has a

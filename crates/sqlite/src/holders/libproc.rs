@@ -331,7 +331,10 @@ fn holder(pid: i32, own: i32, about: About, files: Vec<HeldFile>, ghost: bool) -
         kept_back: false,
         evidence: Evidence::Identity,
         held_bytes: 0,
+        hold: None,
         capture: None,
+        signal: Some("kill"),
+        halted: false,
     }
 }
 

@@ -26,6 +26,7 @@ mod macos;
 mod maps;
 #[cfg(target_os = "linux")]
 mod probe;
+mod remedy;
 #[cfg(any(windows, test))]
 mod restart;
 #[cfg(target_os = "linux")]
@@ -51,6 +52,7 @@ use self::linux as system;
 use self::macos as system;
 #[cfg(windows)]
 use self::windows as system;
+pub use remedy::{NOT_ORDERLY, SHARED_LOG, steps};
 #[cfg(target_os = "linux")]
 pub use signs::Signs;
 
@@ -131,11 +133,20 @@ pub struct Holder {
     pub evidence: Evidence,
     /// Bytes of files without a name that it has open; the disk has them back when the last such process ends.
     pub held_bytes: u64,
+    /// What keeps a ghost from writing anything more until it is ended, as a person would type it; to be done first. `None` if it
+    /// is no ghost, or is held already.
+    pub hold: Option<String>,
     /// What copies what it has in files that the paths do not name, as a person would type it; to be done before it is stopped.
     /// `None` if it has no such file that could be copied.
     pub capture: Option<String>,
-    /// What to stop, as a person would type it.
+    /// What stops it, as a person would type it. A ghost is killed, for an orderly stop would let it write once more.
     pub stop: String,
+    /// How this user sends it a signal; `None` where none reaches it.
+    #[serde(skip)]
+    pub(crate) signal: Option<&'static str>,
+    /// True if a signal has stopped it and none has let it go on.
+    #[serde(skip)]
+    pub(crate) halted: bool,
 }
 
 /// Where a process lives.
@@ -235,22 +246,7 @@ impl Holder {
         unnamed.sort_unstable_by(|a, b| b.cmp(a));
         unnamed.dedup_by_key(|f| (f.0, f.1));
         self.held_bytes = unnamed.iter().map(|f| f.2).sum();
-        let lost = |f: &HeldFile| f.generation == Standing::Retired && f.descriptor.is_some();
-        let worth = self.files.iter().any(|f| lost(f) && matches!(f.member, Member::Main | Member::Wal));
-        // One of ours captures by itself what it has.
-        if worth && !self.fenced && !self.is_self && cfg!(target_os = "linux") {
-            let sudo = if self.stop.starts_with("sudo ") { "sudo " } else { "" };
-            self.capture = self.pid.map(|pid| format!("{sudo}{}", capture_command(family, Some(pid))));
-        }
-        self
-    }
-
-    /// What is to be done about a process that has deleted or replaced files, as a person would type it, in this order.
-    pub fn remedy(&self) -> String {
-        match &self.capture {
-            Some(capture) => format!("first copy what it has: {capture}; then stop it: {}", self.stop),
-            None => format!("stop it: {}", self.stop),
-        }
+        self.with_remedy(family)
     }
 }
 
@@ -268,6 +264,7 @@ pub fn capture_command(family: &Family, pid: Option<i32>) -> String {
 pub fn scan(family: &Family) -> Result<Report> {
     let mut report = system::scan(family)?;
     report.holders = report.holders.into_iter().map(|h| h.with_consequences(family)).collect();
+    remedy::together(&mut report.holders);
     Ok(report)
 }
 
@@ -407,8 +404,11 @@ mod tests {
             kept_back: false,
             evidence: Evidence::Identity,
             held_bytes: 0,
+            hold: None,
             capture: None,
             stop: "kill 7  # x".into(),
+            signal: Some("kill"),
+            halted: false,
         };
         let report = Report {
             path: "/h/s.db".into(),

@@ -167,8 +167,11 @@ fn holder(user: &User, own: u32) -> Holder {
         kept_back: false,
         evidence: Evidence::Identity,
         held_bytes: 0,
+        hold: None,
         capture: None,
         stop,
+        signal: None,
+        halted: false,
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::write::{Output, Place};
 use super::{SalvageError, create, trees};
-use crate::pages::{FilePages, LogPages, PageSource, Record, walk};
+use crate::pages::{FilePages, LogPages, Object, PageSource, Record, schema, walk};
 use crate::wal::{Contents, ReadAt, Upto};
 
 /// What could be read.
@@ -21,6 +21,19 @@ pub struct Readable {
     pub unplaced: u64,
     /// Pages, or cells of pages, that could not be read.
     pub unread: u64,
+    /// What else its schema names and is not in the new file.
+    pub others: Vec<Other>,
+}
+
+/// An index, a trigger, a view or a virtual table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Other {
+    /// `index`, `trigger`, `view` or `virtual table`.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// The statement that makes it.
+    pub sql: String,
 }
 
 /// Writes every row that can be read of `main`, with the pages of the log over it, to a new SQLite file at `output`. What of
@@ -38,7 +51,7 @@ pub fn readable(main: &dyn ReadAt, wal: &dyn ReadAt, output: &Path) -> Result<Re
     };
     let mut connection = create(output, source)?;
     connection.execute_batch("BEGIN IMMEDIATE")?;
-    let (trees, _) = trees(&mut connection, source, None)?;
+    let (trees, _) = trees(&mut connection, source, None, None)?;
     let names: Vec<String> =
         trees.iter().filter(|t| !t.is_derived).filter_map(|t| t.table.as_ref()).map(|t| t.name.clone()).collect();
     let mut output = Output::new(&connection, source.layout().encoding, &names);
@@ -66,7 +79,21 @@ pub fn readable(main: &dyn ReadAt, wal: &dyn ReadAt, output: &Path) -> Result<Re
             (walked, None) => unread += walked?.unread_count,
         }
     }
-    let found = Readable { rows: output.rows.values().sum(), unplaced: output.unplaced, unread };
+    let found =
+        Readable { rows: output.rows.values().sum(), unplaced: output.unplaced, unread, others: others(source)? };
     connection.execute_batch("COMMIT")?;
     Ok(found)
+}
+
+fn others(source: &dyn PageSource) -> io::Result<Vec<Other>> {
+    let objects = schema(source)?.0.into_iter().filter(|o| !o.sql.is_empty());
+    let other = |o: Object| {
+        let kind = match o.kind.as_str() {
+            "table" if o.root == 0 => "virtual table".to_owned(),
+            "table" => return None,
+            _ => o.kind,
+        };
+        Some(Other { kind, name: o.name, sql: o.sql })
+    };
+    Ok(objects.filter_map(other).collect())
 }

@@ -115,13 +115,10 @@ fn text(report: &Report) -> String {
 /// What stops a holder about which nothing is wrong.
 fn remedy(h: &Holder) -> String {
     let who = h.pid.map_or_else(|| "what cannot be seen from here".to_owned(), |pid| format!("PID {pid}"));
-    if let Some(capture) = &h.capture {
-        return format!(
-            "{who} has deleted or replaced files open; to copy them: {capture}; to stop it then: {}",
-            h.stop
-        );
+    match h.capture {
+        Some(_) => format!("{who} has deleted or replaced files open; {}", h.remedy()),
+        None => format!("to stop {who}: {}", h.stop),
     }
-    format!("to stop {who}: {}", h.stop)
 }
 
 /// The length of all files that have no name any more. Several processes may hold the same one.
@@ -179,10 +176,10 @@ fn alarm(h: &Holder) -> String {
             ""
         };
         format!(
-            "{who} is writing into deleted or replaced files: its rows are nowhere else.{grows} Keep it running, and {}",
+            "{who} is writing into deleted or replaced files: its rows are nowhere else.{grows} To keep them, {}",
             h.remedy()
         )
     } else {
-        format!("{who} has lost its locks: the next visitor can cut it off. Stop it in an orderly way: {}", h.stop)
+        format!("{who} has lost its locks: the next visitor can cut it off. Before one comes, {}", h.remedy())
     }
 }

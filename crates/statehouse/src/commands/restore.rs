@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use statehouse_ops::maintenance::Wanted;
-use statehouse_ops::restore::{self, Asked, How, Next, Planned, Restored, Tables};
+use statehouse_ops::restore::{self, Asked, Change, Compared, How, Next, Planned, Restored, Tables};
 
 use super::Context;
 use super::progress::Bar;
@@ -22,9 +22,9 @@ pub(crate) fn run(context: &Context, args: &Restore) -> Result {
     let path = Place::of(args.target.path.as_deref(), &context.home).database;
     let bar = Bar::new();
     let say = |text: &str| bar.say(text);
-    let told = |tables: &Tables| {
+    let told = |compared: &Compared| {
         if context.output.terminal() {
-            bar.say(&format!("this is replaced:\n{}", rows(tables)));
+            bar.say(&format!("this is replaced:\n{}", rows(&compared.tables, &compared.schema)));
         }
     };
     let scratch = std::env::temp_dir();
@@ -73,7 +73,7 @@ fn written(context: &Context, args: &Restore, asked: &Asked<'_>, bar: &Bar, to: 
 fn dry(context: &Context, mut planned: Planned) -> Result {
     let refused = planned.refused.take().map(Failure::from);
     super::dry::answer(context, planned, refused, |planned| {
-        let mut out = format!("would {}\n{}", escape_line(&planned.would), rows(&planned.tables));
+        let mut out = format!("would {}\n{}", escape_line(&planned.would), rows(&planned.tables, &planned.schema));
         if let Some(room) = &planned.room {
             out.push_str(&format!(
                 "it takes {} for what is replaced and {} for the new content; {} are free\n",
@@ -91,7 +91,7 @@ fn text(r: &Restored) -> String {
         How::To => format!("{} was written from the {} {}\n", escape_line(&r.path), r.kind, escape_line(&r.source)),
         _ => format!("{} was restored from the {} {}\n", escape_line(&r.path), r.kind, escape_line(&r.source)),
     };
-    out.push_str(&rows(&r.tables));
+    out.push_str(&rows(&r.tables, &r.schema));
     if let Some(before) = &r.before {
         let why = escape_line(before.reason.as_deref().unwrap_or_default());
         out.push_str(&match (&before.id, &before.path) {
@@ -125,11 +125,16 @@ fn lines(notes: &[String]) -> String {
     notes.iter().map(|n| format!("note: {}\n", escape_line(n))).collect()
 }
 
-fn rows(tables: &Tables) -> String {
+fn rows(tables: &Tables, schema: &[Change]) -> String {
     let number = |n: Option<i64>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
-    let rows: Vec<Vec<String>> = tables
-        .iter()
-        .map(|(name, t)| vec![escape_line(name), number(t.here), number(t.there), number(t.only_here)])
-        .collect();
-    table(&["TABLE", "HERE", "SOURCE", "ONLY HERE"], &rows)
+    let row = |(name, t): (&String, &restore::Table)| {
+        let numbers = [t.here, t.there, t.only_here, t.only_there, t.different].map(number);
+        [vec![escape_line(name)], numbers.to_vec()].concat()
+    };
+    let rows: Vec<Vec<String>> = tables.iter().map(row).collect();
+    let mut out = table(&["TABLE", "HERE", "SOURCE", "ONLY HERE", "ONLY SOURCE", "DIFFERENT"], &rows);
+    out.extend(schema.iter().map(|c| format!("schema: {}\n", escape_line(&c.sentence()))));
+    let unknown = tables.iter().filter_map(|(name, t)| Some((name, t.not_compared.as_ref()?)));
+    out.extend(unknown.map(|(name, why)| format!("{} was not compared: {}\n", escape_line(name), escape_line(why))));
+    out
 }

@@ -5,8 +5,10 @@
 mod bring;
 mod fed;
 mod modules;
+mod names;
 mod random;
 mod tables;
+mod trouble;
 mod untouched;
 
 use std::path::{Path, PathBuf};

@@ -65,13 +65,10 @@ fn refuse_unprotected(family: &Family, holders: Vec<Holder>) -> Result<()> {
     let named: Vec<String> = wrong.iter().map(name).collect();
     let mut failure = Failure::from(Error::refused(reason, family.main(), named.join("; ")));
     failure.hint = if first.ghost {
-        format!("The anchor stays. Keep the process running, and {}; then try again.", first.remedy())
+        format!("The anchor stays. What the process has is nowhere else: {}; then try again.", first.remedy())
     } else {
-        let stops: Vec<&str> = wrong.iter().map(|h| h.stop.as_str()).collect();
-        format!(
-            "The anchor is all that protects it, and stays. Stop it in an orderly way, then try again: {}",
-            stops.join("; ")
-        )
+        let remedies: Vec<String> = wrong.iter().map(Holder::remedy).collect();
+        format!("The anchor is all that protects it, and stays. Before you try again, {}", remedies.join("; "))
     };
     Err(failure)
 }

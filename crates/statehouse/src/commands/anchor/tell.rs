@@ -97,8 +97,10 @@ pub(super) fn finding(output: Output, family: &Family, event: &str, holder: &Hol
             "role": holder.role,
             "files": holder.files,
             "locks": holder.locks,
+            "hold": holder.hold,
             "capture": holder.capture,
             "stop": holder.stop,
+            "remedy": holder.remedy(),
         }),
     );
 }
@@ -124,7 +126,7 @@ fn sentence(value: &Value) -> Option<String> {
     let name = value["role"].as_str().or(command).map(|n| format!(" ({n})")).unwrap_or_default();
     let who = value["pid"].as_u64().map_or_else(|| "a process".to_owned(), |p| format!("PID {p}{name}"));
     let path = value["path"].as_str().unwrap_or("the database");
-    let stop = value["stop"].as_str().unwrap_or_default();
+    let remedy = value["remedy"].as_str().unwrap_or_default();
     let why = value["why"].as_str().unwrap_or_default();
     Some(match value["event"].as_str()? {
         "waiting" => match value["for"].as_str().unwrap_or_default() {
@@ -166,13 +168,9 @@ fn sentence(value: &Value) -> Option<String> {
                 _ => format!("{what}: there is nothing in them that is lost"),
             }
         }
-        "naked_holder" => format!("{who} has lost its locks on {path}; stop it in an orderly way: {stop}"),
+        "naked_holder" => format!("{who} has lost its locks on {path}; before anybody else opens it, {remedy}"),
         "ghost" => {
-            let first = match value["capture"].as_str() {
-                Some(capture) => format!("first copy what it has: {capture}; then stop it: {stop}"),
-                None => format!("stop it: {stop}"),
-            };
-            format!("{who} is writing into deleted or replaced files of {path}; keep it running, and {first}")
+            format!("{who} is writing into deleted or replaced files of {path}; its rows are nowhere else: {remedy}")
         }
         _ => return None,
     })

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use statehouse_ops::progress::Progress;
 use statehouse_sqlite::Family;
 use statehouse_sqlite::capture::{self, Capture, Failed, Taken, Took, Wanted, Whose};
+use statehouse_sqlite::holders::{NOT_ORDERLY, SHARED_LOG};
 use statehouse_sqlite::words::count;
 
 use crate::args::{RetiredCapture, Target};
@@ -125,6 +126,9 @@ fn of_took(family: &Family, took: &Took) -> Value {
     told["pids"] = took.pids.clone().into();
     told["incident"] = took.incident.clone().into();
     told["stop"] = took.stop.clone().into();
+    told["end"] = took.end.clone().into();
+    told["kill"] = took.kill.into();
+    told["shares_log"] = took.capture.manifest.shares_log().into();
     told["next"] = format!("statehouse retired show {} {path}", shell_word(&took.capture.id)).into();
     told
 }
@@ -161,12 +165,22 @@ fn text(document: &Value, path: &str) -> String {
             )),
             _ => {}
         }
-        out.push_str(&format!(
-            "  What only it has: {}\n  The process may be stopped now; what it writes from here on is not in the capture. To \
-             stop it: {}\n",
-            word(&c["next"]),
-            word(&c["stop"])
-        ));
+        out.push_str(&format!("  What only it has: {}\n", word(&c["next"])));
+        let end: Vec<String> = c["end"].as_array().into_iter().flatten().map(word).collect();
+        out.push_str(match (end.len() > 1, c["kill"] == true) {
+            (true, true) => {
+                "  What the process writes from here on is not in the capture. To end it without losing that, hold it, copy once \
+                 more, and kill it"
+            }
+            (false, true) => "  The process is held and may be killed now",
+            (_, false) => "  The process may be stopped now; what it writes from here on is not in the capture",
+        });
+        let why = match (c["kill"] == true, c["shares_log"] == true) {
+            (true, true) => format!(" ({SHARED_LOG})"),
+            (true, false) => format!(" ({NOT_ORDERLY})"),
+            _ => String::new(),
+        };
+        out.push_str(&format!("{why}:\n    {}\n", end.join("\n    ")));
     }
     for f in list("failed") {
         let error = &f["error"];

@@ -94,6 +94,8 @@ fn text(s: &Shown) -> String {
         t.missing + t.conflicting + t.renumbered > 0
             || t.not_compared.is_some()
             || !t.columns_only_captured.is_empty()
+            || t.captured_as.is_some()
+            || !t.columns_captured_as.is_empty()
             || t.only_here.is_some_and(|n| n > 0)
     };
     let rows: Vec<Vec<String>> = s.tables.iter().filter(|(_, t)| differs(t)).map(|(n, t)| row(n, t)).collect();
@@ -102,10 +104,20 @@ fn text(s: &Shown) -> String {
     }
     if s.unplaced > 0 {
         let fit = verb(s.unplaced, "fits", "fit");
-        out += &format!("{} of the log {fit} no table\n", count(s.unplaced, "row"));
+        out += &format!(
+            "{} of the log {fit} no table; a new file (`retired merge {} --into FILE`) has them in the table lost_and_found\n",
+            count(s.unplaced, "row"),
+            escape_line(&s.id)
+        );
     }
     for gone in &s.gone {
-        out += &format!("cannot be had: {}\n", escape_line(gone));
+        out += &format!("cannot be had or is not known: {}\n", escape_line(gone));
+    }
+    if let Some(restore) = &s.restore {
+        out += &escape_line(&format!(
+            "the capture is whole by itself; to put all of it in the place of the damaged database, whose files are kept: {restore}"
+        ));
+        out.push('\n');
     }
     for index in &s.rebuild {
         out += &escape_line(&format!(
@@ -145,6 +157,15 @@ fn row(name: &str, t: &TableShown) -> Vec<String> {
     if let Some(why) = &t.not_compared {
         notes.push(format!("not compared: {why}"));
     }
+    if let Some(why) = &t.aside {
+        notes.push(format!("kept aside: {why}"));
+    }
+    if let Some(there) = &t.captured_as {
+        notes.push(format!("{there} in the capture"));
+    }
+    for (here, there) in &t.columns_captured_as {
+        notes.push(format!("the column {here} is {there} in the capture"));
+    }
     if !t.columns_only_captured.is_empty() {
         notes.push(format!("only the capture has the columns {}", t.columns_only_captured.join(", ")));
     }
@@ -175,14 +196,27 @@ fn listed(s: &Shown) -> String {
     out
 }
 
+/// What may happen to rows that are there.
+fn changes(s: &Shown) -> String {
+    let of: Vec<String> = s.may_change.iter().map(|(table, by)| format!("{table} ({})", by.join(", "))).collect();
+    format!("; rows that are there may be changed or taken away in {}", of.join("; "))
+}
+
 fn done(m: &Merged) -> String {
     let mut out = String::new();
     if m.dry_run {
         let rows = count(m.shown.to_bring_back(), "row");
-        out += &format!("would bring {rows} back and change no row that is there\n");
+        out += &match m.shown.would_refuse.as_deref() {
+            // Nothing is brought into it.
+            Some("damaged_database") => format!("{rows} could be brought back if the database were sound\n"),
+            _ if m.shown.may_change.is_empty() => format!("would bring {rows} back and change no row that is there\n"),
+            _ => format!("would bring {rows} back{}\n", escape_line(&changes(&m.shown))),
+        };
         out += &verdict(&m.shown);
         if let Some(code) = &m.shown.would_refuse {
-            out += &format!("and would be refused now: {}\n", escape_line(code));
+            let because = m.shown.refused_because.as_ref().map_or_else(String::new, |b| format!(" ({b})"));
+            out += &escape_line(&format!("and would be refused now: {code}{because}"));
+            out.push('\n');
         }
         return out;
     }
