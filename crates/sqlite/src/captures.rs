@@ -23,7 +23,7 @@ use crate::error::{Error, Failure, Result};
 use crate::family::{Family, Identity, Status};
 use crate::flush::{self, Committer};
 use crate::wal::ReadAt;
-use crate::{connect, files, image};
+use crate::{connect, files, image, replaced};
 
 pub(crate) const MERGED: &str = "merged";
 /// In a capture whose rows are in a log that is not copied yet; says which log that is.
@@ -149,13 +149,15 @@ pub(crate) fn captured_at(place: &Path) -> u64 {
 }
 
 /// The newest capture of which a missing main file can be made again. `considerate` leaves out those after whose log
-/// another one was begun.
+/// another one was begun. One as of an earlier look has less than there was, so it is the last choice: where a stranger has written into
+/// the log since, it may be the only one that is a database.
 pub(crate) fn of_missing_main(family: &Family, considerate: bool) -> Option<PathBuf> {
     let whole = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().contains(WHOLE));
     unmerged(family)
         .into_iter()
-        .filter(|p| whole(p) && !(considerate && has_successor(p)) && !p.join(SUCCEEDED).exists())
-        .max_by_key(|p| captured_at(p))
+        .filter(|p| whole(p) || p.join(PROVED).exists())
+        .filter(|p| !(p.join(SUCCEEDED).exists() || considerate && has_successor(p)))
+        .max_by_key(|p| (whole(p), captured_at(p)))
 }
 
 /// True if the path of the main file names nothing, or an empty file. Something of another kind is not missing: opening
@@ -196,13 +198,16 @@ pub(crate) fn merge(
 ) -> Result<u64> {
     let mut rows = 0;
     let mut merged = Vec::new();
+    let mut looked = !replaced::is_looked_through_quickly(live)?;
     for place in unmerged(family) {
         if is_in_the_log(&place, family)? {
             merged.push(place);
             continue;
         }
-        if place.join(TORN).exists() {
+        // A merge looks rows up by the indexes of the database. In one that is not whole it would find what is not there.
+        if place.join(TORN).exists() || !looked {
             is_whole_again(&place, family, live)?;
+            looked = true;
         }
         match one(&place.join(IMAGE), live, merge) {
             Ok(taken) => {

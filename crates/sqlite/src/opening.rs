@@ -7,7 +7,7 @@ use rusqlite::Connection;
 use crate::admission::Entry;
 use crate::connect;
 use crate::error::{Error, Failure, Reason, Result};
-use crate::family::{Family, Generation};
+use crate::family::{Family, Generation, Identity, Member};
 use crate::flush::Committer;
 use crate::generation::Record;
 use crate::members::{self, Registration};
@@ -15,7 +15,7 @@ use crate::options::{Event, Options, Schema};
 use crate::prepare::{self, Prepared};
 use crate::secure::Inspected;
 use crate::turnstile::Turnstile;
-use crate::{capture, captures, doubt, flush, incidents, putback, recovery, side};
+use crate::{capture, captures, doubt, flush, incidents, putback, recovery, replaced, side};
 
 /// How often an open is begun anew because the main file was replaced, or a generation retired, meanwhile.
 const TRIES: usize = 21;
@@ -147,6 +147,14 @@ fn as_prepared(
     if enter(&prepared.inspected)? {
         return Ok(None);
     }
+    if replaced::is_suspect(family) {
+        prepare::wait_for_ours(family)?;
+        let _lock = recovery::exclusive(family, options.patience)?;
+        if replaced::is_suspect(family) {
+            replaced::settle(family, options)?;
+        }
+        return Ok(None);
+    }
     if putback::unsettled(family) {
         let _lock = recovery::exclusive(family, options.patience)?;
         putback::settle(family)?;
@@ -243,7 +251,16 @@ fn bring_back(family: &Family, options: &Options) -> Result<()> {
 /// Opens again for a process that holds the exclusive side of the recovery lock and has closed everything. With `considerate`
 /// it does not go first while another of our processes has not noticed yet: the log at the path may be that one's and belong
 /// to another main file than the one beside it, and rows that only that one has would be missing from the first reads.
-pub(crate) fn reopen(family: &Family, options: &Options, considerate: bool) -> Result<Opened> {
+///
+/// `before` is the main file that it used: another one is proved before anything is opened for good. `did` is told what was done
+/// about one that is not whole.
+pub(crate) fn reopen(
+    family: &Family,
+    options: &Options,
+    considerate: bool,
+    before: Option<Identity>,
+    did: &mut dyn FnMut(String),
+) -> Result<Opened> {
     prepare::prepare(family, false, options.application_id)?;
     // Those of ours that still use a retired generation wait for the lock of this process, so it does not wait for them here.
     let ours = prepare::refuse_dangerous_strangers(family)?;
@@ -257,6 +274,18 @@ pub(crate) fn reopen(family: &Family, options: &Options, considerate: bool) -> R
     // Once more what lies there: the log may have been put back beside a main file that somebody has replaced since.
     putback::move_unpaired_log(family)?;
     let prepared = prepare::prepare(family, false, options.application_id)?;
+    let main = prepared.inspected.generation().main;
+    let is_believed = |main: Option<Identity>| main == before || replaced::is_proved(family, main);
+    let prepared = match is_believed(main) {
+        true => prepared,
+        false => {
+            replaced::settle(family, options)?.into_iter().for_each(did);
+            prepare::prepare(family, false, options.application_id)?
+        }
+    };
+    if !is_believed(prepared.inspected.generation().main) {
+        return Err(Error::Retired { members: vec![Member::Main] });
+    }
     let opened = connect_to(family, options, &prepared)?;
     putback::succeed(family)?;
     settle(&opened.record, options, &opened.connection)?;

@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 use crate::admission::begun;
 use crate::captures::{
-    self, IMAGE, LOG, MERGED, PUT, SUCCEEDED, TORN, UNREADABLE, complete, directory, main_is_missing, mark,
+    self, IMAGE, LOG, MERGED, PROVED, PUT, SUCCEEDED, TORN, UNREADABLE, complete, directory, main_is_missing, mark,
     private_directory, sync_directory,
 };
 use crate::error::{Error, Reason, Result};
@@ -45,7 +45,9 @@ pub(crate) fn main_file(family: &Family, considerate: bool) -> Result<bool> {
     }
     let Some(place) = captures::of_missing_main(family, considerate) else { return Ok(false) };
     let image = place.join(IMAGE);
-    if let Err(e) = captures::sound(&image) {
+    if !place.join(PROVED).exists()
+        && let Err(e) = captures::sound(&image)
+    {
         if matches!(e, Error::Damaged { .. }) {
             mark(&place, UNREADABLE)?;
         }
@@ -83,28 +85,28 @@ fn move_leftovers(family: &Family) -> Result<()> {
             if !captures::is_empty(&status) {
                 continue;
             }
-            refuse_users_of_main(family)?;
+            refuse_users_of_main(family, "an empty file open in the place of the database")?;
         }
         move_member(family, member, status.identity.inode)?;
     }
     Ok(())
 }
 
-/// Somebody who has the empty file open could go on there after it lost its name: for SQLite asks whether a file was moved only where it
+/// Somebody who has `what` open could go on there after it lost its name; in an empty file too: for SQLite asks whether a file was moved only where it
 /// has pages, and finds log and journal by the path. What he writes would come beside the log of the database that is put back, or
-/// leave a journal that cuts it off to nothing.
-fn refuse_users_of_main(family: &Family) -> Result<()> {
+/// leave a journal that cuts it off to nothing. Processes of ours write into no file that was not proved.
+pub(crate) fn refuse_users_of_main(family: &Family, what: &str) -> Result<()> {
     let users = users_of_main(family)?;
     let Some(user) = users.first() else { return Ok(()) };
-    let holder =
-        format!("{}, which has an empty file open in the place of the database; {}", name(user), user.to_stop());
+    let holder = format!("{}, which has {what}; {}", name(user), user.to_stop());
     Err(Error::Busy { waited: std::time::Duration::ZERO, holder: Some(holder) })
 }
 
 /// Who has the file open that lies in the place of the main file.
 fn users_of_main(family: &Family) -> Result<Vec<holders::Holder>> {
     let uses = |h: &holders::Holder| {
-        h.files.iter().any(|f| f.member == Member::Main && f.generation == holders::Standing::Current)
+        h.role.is_none()
+            && h.files.iter().any(|f| f.member == Member::Main && f.generation == holders::Standing::Current)
     };
     Ok(holders::scan(family)?.holders.into_iter().filter(uses).collect())
 }
