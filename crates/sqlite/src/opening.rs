@@ -275,7 +275,8 @@ pub(crate) fn reopen(
     putback::move_unpaired_log(family)?;
     let prepared = prepare::prepare(family, false, options.application_id)?;
     let main = prepared.inspected.generation().main;
-    let is_believed = |main: Option<Identity>| main == before || replaced::is_proved(family, main);
+    let is_believed =
+        |main: Option<Identity>| replaced::is_proved(family, main) || main == before && !replaced::is_suspect(family);
     let prepared = match is_believed(main) {
         true => prepared,
         false => {

@@ -28,7 +28,7 @@ use crate::captures::{
 use crate::error::{Error, Reason, Result};
 use crate::family::{Family, Generation, Member, Status};
 use crate::secure::{self, Purpose};
-use crate::{files, headers, holders};
+use crate::{files, headers, holders, replaced};
 
 /// Where the header of a main file says how it is written and read, and the value for a log there.
 /// <https://www.sqlite.org/fileformat2.html#the_database_header>
@@ -163,8 +163,18 @@ pub(crate) fn log(family: &Family) -> Result<()> {
     let parent = directory(family);
     match unsucceeded(&parent).into_iter().rfind(|p| p.join(TORN).exists()) {
         Some(torn) if put_back(family, &torn, &parent)? => mark(&torn, SUCCEEDED),
+        // Somebody has begun a log of his own beside half of a checkpoint.
+        Some(torn) if is_of_what_lies_there(family, &torn)? => replaced::doubt(family),
         _ => Ok(()),
     }
+}
+
+/// True if the main file is the one that this capture's log was half copied into.
+fn is_of_what_lies_there(family: &Family, place: &Path) -> Result<bool> {
+    let marked = place.join(TORN);
+    let text = files::read_to_string(&marked, 4096).map_err(|e| Error::io("read", &marked, e))?;
+    let now = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
+    Ok(now.main.is_some() && serde_json::to_string(&now.main).is_ok_and(|now| now == text))
 }
 
 /// As [`log`], for one who is about to begin a generation of what lies at the path, and found nothing to refuse there: what was
@@ -172,6 +182,10 @@ pub(crate) fn log(family: &Family) -> Result<()> {
 pub(crate) fn settle(family: &Family) -> Result<()> {
     begun::finish(family)?;
     log(family)?;
+    if replaced::is_suspect(family) {
+        // What was captured may have to take the place of what lies there.
+        return Ok(());
+    }
     for torn in unsucceeded(&directory(family)).into_iter().filter(|p| p.join(TORN).exists()) {
         if !torn.join(IMAGE).exists() {
             // The log alone was kept, and now that another was begun there is nothing that could be merged by itself.
@@ -196,11 +210,8 @@ fn unsucceeded(parent: &Path) -> Vec<std::path::PathBuf> {
 
 /// True if it was put back; false if something else has begun there.
 fn put_back(family: &Family, place: &Path, parent: &Path) -> Result<bool> {
-    let marked = place.join(TORN);
-    let text = files::read_to_string(&marked, 4096).map_err(|e| Error::io("read", &marked, e))?;
     let now = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
-    let same = serde_json::to_string(&now.main).is_ok_and(|now| now == text);
-    if now.main.is_none() || !same || now.wal.is_some() {
+    if !is_of_what_lies_there(family, place)? || now.wal.is_some() {
         // Another main file, or somebody has begun a log of their own: this log does not belong there any more.
         return Ok(false);
     }

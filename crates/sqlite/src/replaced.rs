@@ -65,6 +65,11 @@ pub(crate) fn suspect(family: &Family) -> Result<()> {
     if now.main.is_none() || is_proved(family, now.main) || is_suspect(family) { Ok(()) } else { write(family, None) }
 }
 
+/// Remembers that the main file cannot be believed though it is the same one, whatever was proved before.
+pub(crate) fn doubt(family: &Family) -> Result<()> {
+    if is_suspect(family) { Ok(()) } else { write(family, None) }
+}
+
 /// True if the main file was replaced and nobody has proved yet what took its place.
 pub(crate) fn is_suspect(family: &Family) -> bool {
     read(family).is_some_and(|mark| mark.proved.is_none())
