@@ -284,7 +284,7 @@ fn copy_member(family: &Family, generation: &Generation, member: Member, path: &
         Some(file) => std::os::fd::OwnedFd::from(file),
         // The connections of this process are closed; what the path names may be read then as any file is.
         None => {
-            let inspected = secure::inspect(family, secure::Purpose::Own)?;
+            let inspected = secure::inspect_to_replace(family)?;
             let seen = inspected.get(member).ok_or_else(|| Error::io("read", &source, ErrorKind::NotFound))?;
             headers::open(seen).map_err(|e| Error::io("read", &source, e))?
         }

@@ -14,6 +14,7 @@
 //!
 //! Nothing is put in the place of the database: what a person wants to go on with is theirs to say.
 
+mod behind;
 mod sources;
 
 use std::collections::BTreeMap;
@@ -22,14 +23,15 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, OpenFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Destruction, Error, Result};
+use crate::error::{Destruction, Error, Failure, Result};
 use crate::family::{Family, Generation, Member};
-use crate::files;
 use crate::index::Index;
 use crate::options::Options;
 use crate::remembered::{Remembered, uncovered};
+use crate::{captures, files};
 
 const ACCOUNT: &str = "account.json";
+const IN_PLACE: &str = "in-place.json";
 const LONGEST: u64 = 16 << 20;
 
 /// What was put together, and what is lost.
@@ -93,7 +95,7 @@ pub(crate) fn put_together(
         None => {
             let of_log = what.index.filter(|_| what.destruction.member == Member::Wal);
             let torn = of_log.is_some_and(|index| !memory.is_whole_without(&index));
-            let made = sources::put_together(what, options.schema.as_deref())?;
+            let made = sources::put_together(what, options)?;
             Account { salts: what.index.map(|index| index.salts), torn, ..made }
         }
     };
@@ -144,6 +146,24 @@ fn connect(path: &Path) -> Result<Connection> {
     Ok(connection)
 }
 
+fn transaction(on: &Connection, work: &dyn Fn(&Connection) -> std::result::Result<(), Failure>) -> Result<()> {
+    on.execute_batch("BEGIN IMMEDIATE")?;
+    let done = work(on).map_err(Error::from).and_then(|()| Ok(on.execute_batch("COMMIT")?));
+    if done.is_err() && !on.is_autocommit() {
+        on.execute_batch("ROLLBACK")?;
+    }
+    done
+}
+
+/// Says in the header whose database it is, as every database of ours says it; without that it is put nowhere.
+fn mark_ours(connection: &Connection, options: &Options) -> Result<()> {
+    let says: i32 = connection.pragma_query_value(None, "application_id", |r| r.get(0))?;
+    if options.application_id != 0 && says != options.application_id {
+        connection.pragma_update(None, "application_id", options.application_id)?;
+    }
+    Ok(())
+}
+
 /// Runs what this process remembers, checks the whole file, and asks what is missing in it. Returns what succeeded.
 fn add(
     rebuilt: &Path,
@@ -154,6 +174,7 @@ fn add(
     account: &mut Account,
 ) -> Result<Vec<bool>> {
     let connection = connect(rebuilt)?;
+    mark_ours(&connection, options)?;
     connection.execute_batch("BEGIN IMMEDIATE")?;
     if let Some(schema) = &options.schema
         && !schema.current(&connection)?
@@ -244,4 +265,39 @@ impl Account {
 /// The account of a database that was destroyed; `None` if there is none yet.
 pub fn account(evidence: &Path) -> Option<Account> {
     read(&evidence.join(ACCOUNT))
+}
+
+/// The directory of evidence in which `file` is what was put together of this database; `None` if it is no such file.
+pub fn evidence_of(family: &Family, file: &Path) -> Option<PathBuf> {
+    let file = std::fs::canonicalize(file).ok()?;
+    let evidence = file.parent()?;
+    let here = std::fs::canonicalize(captures::directory(family)).ok()?;
+    (file.ends_with(sources::REBUILT) && evidence.parent() == Some(&here)).then(|| evidence.to_owned())
+}
+
+/// When what was put together was put in the place of the database, in microseconds since 1970.
+#[derive(Serialize, Deserialize)]
+struct InPlace {
+    at_unix_us: u64,
+}
+
+/// When what lies in this directory of evidence was put in the place of the database; `None` if it never was.
+pub fn put_in_place_at(evidence: &Path) -> Option<u64> {
+    let in_place: InPlace =
+        serde_json::from_str(&files::read_to_string(&evidence.join(IN_PLACE), LONGEST).ok()?).ok()?;
+    Some(in_place.at_unix_us)
+}
+
+/// Writes down beside what was put together that it is in the place of the database: put there once more, it would take away
+/// what was written since.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn note_in_place(evidence: &Path) -> Result<()> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let path = evidence.join(IN_PLACE);
+    let in_place = InPlace { at_unix_us: u64::try_from(now.as_micros()).unwrap_or(u64::MAX) };
+    let text = serde_json::to_vec(&in_place).map_err(|e| Error::io("write", &path, std::io::Error::from(e)))?;
+    files::replace(&path, &text).map_err(|e| Error::io("write", &path, e))?;
+    captures::sync_directory(evidence)
 }

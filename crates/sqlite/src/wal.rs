@@ -13,7 +13,7 @@ mod transactions;
 use std::io;
 
 pub use contents::{Contents, Upto};
-pub use earlier::earlier_round;
+pub use earlier::{Earlier, earlier_round, end_of_round};
 pub use lacking::{Lacking, lacking};
 pub(crate) use piece::Piece;
 pub use transactions::{Extent, Transaction, Transactions};

@@ -21,7 +21,7 @@ pub(crate) fn one_line(command: &[String]) -> String {
 }
 
 /// Microseconds since 1970 as RFC 3339 in UTC with microseconds.
-pub(crate) fn rfc3339(micros: u64) -> String {
+pub fn rfc3339(micros: u64) -> String {
     let (seconds, fraction) = (micros / 1_000_000, micros % 1_000_000);
     let (days, second) = (seconds / 86400, seconds % 86400);
     // Days to a date in the proleptic Gregorian calendar, counted from 1 March of year 0 in eras of 400 years.

@@ -7,6 +7,8 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
+use crate::volume::Volume;
+
 /// A directory that is removed when the test ends. Its path has no symlinks, and other users may look into it, so
 /// that what they are refused is refused by the product or by what the test made, not by the way there.
 #[derive(Debug)]
@@ -65,6 +67,11 @@ impl Home {
         let directory = TestDir::new();
         let path = directory.join(name);
         Home { directory, path }
+    }
+
+    /// A home on a volume of its own, which does not exist yet.
+    pub fn on(volume: &Volume) -> Home {
+        Home { directory: TestDir::new(), path: volume.join("home") }
     }
 
     /// The home itself.

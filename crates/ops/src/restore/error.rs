@@ -59,6 +59,14 @@ pub enum Error {
         /// How that shows.
         found: String,
     },
+    /// What was put together of a destroyed database was put in its place before. Nothing was done.
+    #[error("{} was put in the place of the database once already", path.display())]
+    PutInPlace {
+        /// The source.
+        path: PathBuf,
+        /// When, and what is newer here.
+        found: String,
+    },
     /// The new file of `--to`, or one that would be taken for its log, exists. Nothing was done.
     #[error("{} exists, and nothing is written over it", path.display())]
     Exists {
@@ -94,6 +102,7 @@ impl Error {
             Error::SourceUnfit { .. } => "source_unfit",
             Error::SameFile { .. } => "same_file",
             Error::OtherProgram { .. } => Reason::OtherApplication.code(),
+            Error::PutInPlace { .. } => "put_in_place",
             Error::Exists { .. } => "exists",
             Error::OfDatabase { .. } => "of_database",
             Error::Differs { .. } => "unverified",
@@ -110,6 +119,7 @@ impl Error {
             | Error::SourceUnfit { .. }
             | Error::SameFile { .. }
             | Error::OtherProgram { .. }
+            | Error::PutInPlace { .. }
             | Error::Exists { .. }
             | Error::OfDatabase { .. } => true,
         }
@@ -124,7 +134,8 @@ impl Error {
             Error::SourceDamaged { found, .. }
             | Error::OfDatabase { found, .. }
             | Error::SourceUnfit { found, .. }
-            | Error::OtherProgram { found, .. } => found.clone(),
+            | Error::OtherProgram { found, .. }
+            | Error::PutInPlace { found, .. } => found.clone(),
             Error::Differs { found, before: Some(before) } => format!("{found}; the state before it is in {before}"),
             Error::Differs { found, before: None } => found.clone(),
             Error::SameFile { .. } | Error::Exists { .. } => String::new(),
@@ -146,6 +157,9 @@ impl Error {
             Error::SameFile { .. } => "Nothing was changed. Name the snapshot or backup that shall take its place.",
             Error::OtherProgram { .. } => {
                 "Nothing was changed. Check both paths; if it shall take that place all the same, add --force."
+            }
+            Error::PutInPlace { .. } => {
+                "Nothing was changed. There is nothing to do; to go back to that state all the same, add --force: the present one is kept as a snapshot."
             }
             Error::OfDatabase { .. } => "Nothing was changed. Name a file of another name, in a directory of your own.",
             Error::Exists { .. } => "Nothing was changed. Name a file that does not exist.",

@@ -23,6 +23,7 @@ mod held;
 mod live;
 mod plan;
 mod present;
+mod rebuilt;
 mod recovered;
 mod rename;
 mod schema;
@@ -149,6 +150,9 @@ pub fn run(asked: &Asked<'_>) -> Result<Restored> {
         }
     }
     done.ms = ms(begun);
+    if let Err(e) = rebuilt::settle(&family, asked.source) {
+        done.notes.push(format!("that it is in its place could not be written down: {e}"));
+    }
     if let Err(e) = report(&family, &done) {
         done.notes.push(format!("that this was done could not be written down among the incidents: {e}"));
     }
@@ -165,6 +169,7 @@ fn in_place(asked: &Asked<'_>, family: &Family) -> Result<Restored> {
     admission::settled(family, asked.wanted.patience)?;
     let source = Source::verified(found, asked.scratch, asked.wanted.patience, asked.watch)?;
     permitted(asked, source.fits(present.header(), None, asked.ours || present.ours()))?;
+    rebuilt::refuse_again(asked, family, &present, &source)?;
     present.refuse_first(&asked.wanted, Some(&source))?;
     present.room(&source)?;
     if let Some(inspected) = present.interrupted()? {
@@ -240,7 +245,7 @@ fn take_over(family: &Family, patience: std::time::Duration) -> Result<bool> {
 /// What force overrides of what a source is.
 fn permitted(asked: &Asked<'_>, fits: Result<()>) -> Result<()> {
     match fits {
-        Err(Error::OtherProgram { .. }) if asked.wanted.force => Ok(()),
+        Err(Error::OtherProgram { .. } | Error::PutInPlace { .. }) if asked.wanted.force => Ok(()),
         fits => fits,
     }
 }

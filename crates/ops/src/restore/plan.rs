@@ -4,12 +4,15 @@ use serde::Serialize;
 use statehouse_sqlite::holders::Holder;
 use statehouse_sqlite::{Error as DatabaseError, Family, Reason};
 
+use super::compare::Compared;
 use super::error::{Error, Result};
 use super::found::Found;
 use super::present::{Present, Room};
 use super::recovered::RolledBack;
 use super::source::Source;
-use super::{Asked, Change, How, Next, Tables, compare, held, lossy, permitted, refuse_itself, refuse_stranger};
+use super::{
+    Asked, Change, How, Next, Tables, compare, held, lossy, permitted, rebuilt, refuse_itself, refuse_stranger,
+};
 use crate::attach;
 
 /// The answer of a dry run.
@@ -58,36 +61,11 @@ pub fn plan(asked: &Asked<'_>) -> Result<Planned> {
     let forecast = present.forecast(live)?;
     let joins = attach::may_join(&forecast.report);
     let mut notes = source.notes.clone();
-    let compared = match &present {
-        Present::Beyond { why, .. } => {
-            notes.push(match present.is_nothing() {
-                true => format!("nothing is there that would be replaced: {why}"),
-                false => format!("what is there cannot be read, and is kept as it is: {why}"),
-            });
-            compare::compare(None, source.uri())?
-        }
-        Present::Readable(look) => match attach::read(&look.inspected, joins, asked.scratch, asked.wanted.patience) {
-            Ok(here) => compare::compare(Some(here.uri()), source.uri()).or_else(|e| {
-                notes.push(format!("what is there cannot be compared: {e}"));
-                compare::compare(None, source.uri())
-            })?,
-            // As it will be when the interrupted transaction is rolled back.
-            Err(e) if e.reason() == Some(Reason::HotJournal) => {
-                let rolled_back = RolledBack::of(&look.inspected, asked.scratch);
-                rolled_back.and_then(|r| r.compare(&source)).or_else(|e| {
-                    notes.push(format!("what is there cannot be compared: {e}"));
-                    compare::compare(None, source.uri())
-                })?
-            }
-            Err(e) => {
-                notes.push(format!("what is there cannot be compared: {e}"));
-                compare::compare(None, source.uri())?
-            }
-        },
-    };
+    let compared = replaced(asked, &present, &source, joins, &mut notes)?;
     let ours = asked.ours || present.ours();
     let unfit = permitted(asked, source.fits(present.header(), None, ours))
         .and_then(|()| refuse_stranger(asked, &source, &compared.of_here()))
+        .and_then(|()| permitted(asked, rebuilt::again(&family, &source, &compared.tables)))
         .err();
     let (room, crowded) = match present.room(&source) {
         Ok(room) => (Some(room), None),
@@ -126,5 +104,42 @@ pub fn plan(asked: &Asked<'_>) -> Result<Planned> {
         next,
         notes,
         refused: unfit.or(held).or(crowded),
+    })
+}
+
+/// What of the present state would be replaced, as far as it can be read.
+pub(super) fn replaced(
+    asked: &Asked<'_>,
+    present: &Present,
+    source: &Source,
+    joins: bool,
+    notes: &mut Vec<String>,
+) -> Result<Compared> {
+    Ok(match present {
+        Present::Beyond { why, .. } => {
+            notes.push(match present.is_nothing() {
+                true => format!("nothing is there that would be replaced: {why}"),
+                false => format!("what is there cannot be read, and is kept as it is: {why}"),
+            });
+            compare::compare(None, source.uri())?
+        }
+        Present::Readable(look) => match attach::read(&look.inspected, joins, asked.scratch, asked.wanted.patience) {
+            Ok(here) => compare::compare(Some(here.uri()), source.uri()).or_else(|e| {
+                notes.push(format!("what is there cannot be compared: {e}"));
+                compare::compare(None, source.uri())
+            })?,
+            // As it will be when the interrupted transaction is rolled back.
+            Err(e) if e.reason() == Some(Reason::HotJournal) => {
+                let rolled_back = RolledBack::of(&look.inspected, asked.scratch);
+                rolled_back.and_then(|r| r.compare(source)).or_else(|e| {
+                    notes.push(format!("what is there cannot be compared: {e}"));
+                    compare::compare(None, source.uri())
+                })?
+            }
+            Err(e) => {
+                notes.push(format!("what is there cannot be compared: {e}"));
+                compare::compare(None, source.uri())?
+            }
+        },
     })
 }

@@ -117,6 +117,11 @@ pub(super) fn tell(family: &Family, merged: &Merged) {
     let conflicts = merged.shown.conflicting();
     let next = match &merged.conflicts {
         Some(list) => format!("look at the rows that stand against each other in {}", list.display()),
+        None if conflicts > 0 => format!(
+            "look at the rows that stand against each other: `statehouse retired show {} {} --rows`",
+            word(&merged.shown.id),
+            word(&merged.shown.path)
+        ),
         None => String::new(),
     };
     let _ = incidents::report(

@@ -68,15 +68,29 @@ const USAGE: Table = Table {
 /// # Errors
 /// What SQLite answers; the transaction is to be rolled back then.
 pub fn merge(live: &Connection, retired: &Connection) -> Result<u64, Failure> {
+    // What is left of a destroyed store may lack a table, and that is no reason to go without the others.
+    let has = |name: &str| -> rusqlite::Result<bool> {
+        retired.query_row(
+            "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?1)",
+            [name],
+            |r| r.get(0),
+        )
+    };
     let mut taken = rows(live, retired, &PROMPT)?;
     taken += rows(live, retired, &SESSION)?;
     taken += rows(live, retired, &SESSION_EXTRA)?;
-    taken += messages(live, retired)?;
+    if has("message")? {
+        taken += messages(live, retired)?;
+    }
     taken += rows(live, retired, &ROUTE)?;
-    taken += turns(live, retired)?;
+    if has("turn")? {
+        taken += turns(live, retired)?;
+    }
     taken += rows(live, retired, &DELIVERY)?;
     taken += rows(live, retired, &USAGE)?;
-    taken += jobs(live, retired)?;
+    if has("job")? && has("occurrence")? {
+        taken += jobs(live, retired)?;
+    }
     Ok(taken)
 }
 
@@ -181,7 +195,9 @@ pub(super) fn adopt(live: &Connection) -> Result<(), Failure> {
          DELETE FROM session_extra WHERE session_id NOT IN (SELECT id FROM session);
          DELETE FROM route WHERE session_id NOT IN (SELECT id FROM session);
          DELETE FROM usage WHERE session_id NOT IN (SELECT id FROM session);
-         DELETE FROM lease WHERE session_id NOT IN (SELECT id FROM session);",
+         DELETE FROM lease WHERE session_id NOT IN (SELECT id FROM session);
+         UPDATE session SET messages = (SELECT count(*) FROM message WHERE session_id = session.id)
+           WHERE messages <> (SELECT count(*) FROM message WHERE session_id = session.id);",
     )?;
     Ok(())
 }

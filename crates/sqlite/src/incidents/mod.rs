@@ -17,6 +17,7 @@
 //! told in any case.
 
 mod brought;
+mod put_in_place;
 mod record;
 mod shelf;
 mod story;
@@ -32,6 +33,7 @@ use crate::words::{count, verb};
 use shelf::Shelf;
 
 pub use brought::brought_back;
+pub use put_in_place::put_in_place;
 pub use record::{Affected, Entry, Incident, Kind, Outcome, Report};
 pub use story::Story;
 

@@ -133,6 +133,18 @@ impl Story {
         }
     }
 
+    /// What this process only doubted, another one may have found destroyed: then it is one deed.
+    fn join_destroyed(&mut self, family: &Family) {
+        if self.written.is_some() || self.report.kind != Kind::Doubtful {
+            return;
+        }
+        let about = format!("{} {}", Kind::Destroyed.word(), about_generation(&self.generation));
+        let all = Shelf::Beside(family.clone()).all().unwrap_or_default();
+        if all.iter().any(|i| i.about == about && i.is_open()) {
+            self.about = about;
+        }
+    }
+
     /// True if it did not begin long before the incident did.
     fn began_with(&self, incident: &Incident) -> bool {
         self.since.saturating_add(SAME_MATTER_US) >= incident.at
@@ -195,6 +207,8 @@ impl Story {
                     self.tell(format!("found captured {what}"));
                 }
             }
+            // What is left of such a database is copied and put together, and that is told by itself.
+            None if self.report.kind == Kind::Destroyed => {}
             None => self.tell(
                 "had nothing to capture: the main file has all that the old log held, or the log is in its place"
                     .to_owned(),
@@ -203,17 +217,21 @@ impl Story {
     }
 
     /// Adds what this process did to put together what is left of a destroyed database. Each account holds those before it.
-    pub(crate) fn put_together(&mut self, account: &Account, run: usize) {
+    /// `made` says that this process made the new file, and did not find it.
+    pub(crate) fn put_together(&mut self, account: &Account, run: usize, made: bool) {
         let Some(rebuilt) = &account.rebuilt else {
             self.tell(format!("nothing could be put together: {}", account.unusable.join("; ")));
             return;
         };
         let of = if account.sources.is_empty() { "nothing".to_owned() } else { account.sources.join(", ") };
-        self.did(format!(
-            "put together in {} what is left, from {of}, and {} that it remembered",
-            rebuilt.display(),
-            count(run as u64, "commit")
-        ));
+        let (rebuilt_at, commits) = (rebuilt.display(), count(run as u64, "commit"));
+        match (made, run) {
+            (true, 0) => self.did(format!("put together in {rebuilt_at} what is left, from {of}")),
+            (true, _) => self
+                .did(format!("put together in {rebuilt_at} what is left, from {of}, and {commits} that it remembered")),
+            (false, 0) => self.tell("remembered nothing that is not in what was put together".to_owned()),
+            (false, _) => self.did(format!("added {commits} that it remembered to what was put together")),
+        }
         let restore = format!("statehouse restore {} {}", word(&rebuilt.to_string_lossy()), word(&self.database));
         let lost = (!account.lost.is_empty() || !account.complete).then(|| account.loss());
         self.account = Some((lost, format!("Put what is left in the place of the database: `{restore}`")));
@@ -259,6 +277,7 @@ impl Story {
         };
         let (entries, evidence) = (std::mem::take(&mut self.entries), std::mem::take(&mut self.evidence));
         let done = std::mem::take(&mut self.done);
+        self.join_destroyed(family);
         // Told once: who comes after this process knows more, and what this one knew would go over it.
         let account = self.account.take();
         let which = |i: &Incident| self.is_part_of(i, process);
@@ -325,9 +344,9 @@ impl Story {
 
 /// Decides whether an incident is over, now that a process of it is back.
 fn settle(incident: &mut Incident, undecided: Option<&str>) {
-    if let Some(id) = undecided {
+    if let Some(next) = undecided {
         (incident.outcome, incident.closed_at) = (Outcome::Waits, None);
-        incident.next = format!("See what only the capture has: `statehouse retired show {id}`");
+        incident.next = next.to_owned();
         return;
     }
     if incident.lost.is_some() || !incident.is_over() {
@@ -338,7 +357,7 @@ fn settle(incident: &mut Incident, undecided: Option<&str>) {
     incident.closed_at = Some(now_us());
 }
 
-/// The capture of this generation whose rows are not all known to be in the database, if there is one.
+/// What to do about the capture of this generation whose rows are not all known to be in the database, if there is one.
 fn undecided(family: &Family, generation: &Generation) -> Result<Option<String>> {
     let open = captures::unmerged(family);
     let about = about_generation(generation);
@@ -346,7 +365,20 @@ fn undecided(family: &Family, generation: &Generation) -> Result<Option<String>>
     let same = captures.into_iter().filter(|c| about_generation(&c.manifest.generation) == about);
     // One whose rows are in a log that lies at its path is merged, and is marked when that log is copied.
     let into = |c: &capture::Capture| c.place.join(captures::INTO).exists();
-    Ok(same.filter(|c| c.is_unreadable() || open.contains(&c.place) && !into(c)).map(|c| c.id).next())
+    Ok(same.filter(|c| c.is_unreadable() || open.contains(&c.place) && !into(c)).map(|c| to_see(&c)).next())
+}
+
+/// How a person sees what a capture has. Where there is no log and the image is damaged, nothing would be shown.
+fn to_see(capture: &capture::Capture) -> String {
+    let image = capture.place.join(captures::IMAGE);
+    let has_log = std::fs::metadata(capture.place.join("wal.captured")).is_ok_and(|log| log.len() > 0);
+    if has_log || captures::sound(&image).is_ok() {
+        return format!("See what only the capture has: `statehouse retired show {}`", word(&capture.id));
+    }
+    format!(
+        "Keep {}: it is a copy of a damaged main file, and no rows can be read of it by itself.",
+        capture.place.display()
+    )
 }
 
 fn files_before(generation: &Generation) -> String {

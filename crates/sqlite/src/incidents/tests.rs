@@ -330,14 +330,75 @@ fn what_the_last_one_of_several_put_together_is_what_is_told_of_the_loss() {
     let mut second = Story::begin(&family, "scheduler", generation(1), &why, None);
     let rebuilt = Some(family.side_directory().join("rebuilt.captured"));
     let half = Account { rebuilt, lost: vec!["frames 3 to 9".into()], complete: true, ..Account::default() };
-    first.put_together(&half, 1);
+    first.put_together(&half, 1, true);
     first.write(&family).unwrap();
-    second.put_together(&Account { lost: Vec::new(), ..half }, 1);
+    second.put_together(&Account { lost: Vec::new(), ..half }, 0, false);
     second.write(&family).unwrap();
     first.tell("cannot open the database again yet".into());
     first.write(&family).unwrap();
     let all = list(&family).unwrap();
     assert_eq!((all.len(), &all[0].lost), (1, &None), "{all:#?}");
+    assert_eq!(all[0].done.matches("put together in").count(), 1, "who only finds it has not done it: {}", all[0].done);
     first.back(&family).unwrap();
     assert!(!list(&family).unwrap()[0].is_open());
+}
+
+#[test]
+fn what_is_lost_stays_open_after_the_restore_and_the_restore_is_told_no_more() {
+    let (_keep, family) = family();
+    let destruction = Destruction {
+        member: Member::Main,
+        path: family.main(),
+        what: "cut off".into(),
+        frames: Some(9),
+        copied: Some(0),
+    };
+    let why = Error::Destroyed(Box::new(destruction));
+    let told = |n: u64, lost: &[&str]| {
+        let evidence = family.side_directory().join(format!("retired/destroyed-{n}"));
+        std::fs::create_dir_all(&evidence).unwrap();
+        let rebuilt = Some(evidence.join("rebuilt.captured"));
+        let lost = lost.iter().map(|s| (*s).to_owned()).collect();
+        let account = Account { rebuilt, lost, ..Account::default() };
+        files::replace(&evidence.join("account.json"), &serde_json::to_vec(&account).unwrap()).unwrap();
+        let mut story = Story::begin(&family, "gateway", generation(n), &why, None);
+        story.put_together(&account, 1, true);
+        story.write(&family).unwrap();
+        (evidence, story)
+    };
+    let (first, story) = told(1, &["2 messages"]);
+    let (second, other) = told(11, &[]);
+    let all = || list(&family).unwrap();
+    assert!(all().iter().all(|i| i.next.contains("statehouse restore")), "the control: {:#?}", all());
+    assert_eq!(put_in_place(&family, "restore", &first).unwrap(), 1, "a name that only begins with it is another one");
+    assert_eq!(put_in_place(&family, "restore", &second).unwrap(), 1);
+    story.back(&family).unwrap();
+    other.back(&family).unwrap();
+    let all = all();
+    assert!(all.iter().all(|i| !i.next.contains("statehouse restore")), "{all:#?}");
+    let ends: Vec<_> = all.iter().map(|i| (i.is_open(), i.lost.as_deref(), i.proved.as_str())).collect();
+    let (lost, not_known) = ((true, Some("lost: 2 messages"), ""), (false, None, "nothing is known to be lost"));
+    assert!(ends.contains(&lost) && ends.contains(&not_known), "{ends:?}");
+}
+
+#[test]
+fn what_one_process_doubts_and_another_finds_destroyed_is_one_incident() {
+    let (_keep, family) = family();
+    let destruction = Destruction {
+        member: Member::Main,
+        path: family.main(),
+        what: "emptied".into(),
+        frames: Some(9),
+        copied: Some(0),
+    };
+    let why = Error::Destroyed(Box::new(destruction));
+    let mut first = Story::begin(&family, "gateway", generation(1), &why, None);
+    let doubt = Error::Doubtful { path: family.main() };
+    let mut second = Story::begin(&family, "scheduler", generation(1), &doubt, None);
+    let mut other = Story::begin(&family, "dashboard", generation(2), &doubt, None);
+    first.write(&family).unwrap();
+    second.write(&family).unwrap();
+    assert_eq!(list(&family).unwrap().len(), 1, "{:#?}", list(&family).unwrap());
+    other.write(&family).unwrap();
+    assert_eq!(list(&family).unwrap().len(), 2, "the control: those are other files");
 }

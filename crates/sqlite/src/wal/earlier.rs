@@ -16,33 +16,53 @@ use super::{
 };
 use crate::image::Sink;
 
-/// Writes the frames of the round before this one that are left behind the end of a log, up to the last that completes a
-/// transaction, as a log. Returns how many; none if nothing is written.
+/// Where the round that a log has now ends: how many frames it has.
 ///
 /// # Errors
 /// The system's answer.
-pub fn earlier_round(wal: &dyn ReadAt, output: &mut dyn Sink) -> io::Result<u64> {
+pub fn end_of_round(wal: &dyn ReadAt) -> io::Result<u64> {
     let Some(header) = Header::read(wal)? else { return Ok(0) };
     let mut frames = Frames::new(wal, header);
-    let mut first = 0;
+    let mut end = 0;
     while let Some(frame) = frames.next()? {
-        first = frame.index + 1;
+        end = frame.index + 1;
     }
+    Ok(end)
+}
+
+/// What was found behind the end of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Earlier {
+    /// Frames that were written as a log; none if nothing was.
+    pub frames: u64,
+    /// Where what is left of the round ends. Behind it the one before may go on.
+    pub end: u64,
+}
+
+/// Writes the frames of the earlier round that are left in a log from the frame `first` on, up to the last that completes a
+/// transaction, as a log. The further behind, the older: each round was written over the beginning of those before it.
+///
+/// # Errors
+/// The system's answer.
+pub fn earlier_round(wal: &dyn ReadAt, first: u64, output: &mut dyn Sink) -> io::Result<Earlier> {
+    let nothing = Earlier { frames: 0, end: first };
+    let Some(header) = Header::read(wal)? else { return Ok(nothing) };
     let mut bytes = vec![0; FRAME_HEADER_BYTES as usize + header.page_size as usize];
     let read = |index: u64, bytes: &mut [u8]| wal.fill_at(bytes, frame_offset(header.page_size, index));
     if !read(first, &mut bytes)? {
-        return Ok(0);
+        return Ok(nothing);
     }
     let salts = [word(&bytes, 8), word(&bytes, 12)];
     if salts == header.salts {
-        return Ok(0);
+        return Ok(nothing);
     }
     let mut before = stored_checksum(&bytes);
     let head = head(&header, salts);
     output.write_at(&head, 0)?;
     let mut chain = Checksum(word(&head, 24), word(&head, 28));
-    let (mut written, mut complete) = (0, 0);
+    let (mut written, mut complete, mut end) = (0, 0, first + 1);
     for index in first + 1.. {
+        end = index;
         if !read(index, &mut bytes)? || [word(&bytes, 8), word(&bytes, 12)] != salts || word(&bytes, 0) == 0 {
             break;
         }
@@ -61,7 +81,7 @@ pub fn earlier_round(wal: &dyn ReadAt, output: &mut dyn Sink) -> io::Result<u64>
         }
     }
     output.set_length(if complete == 0 { 0 } else { frame_offset(header.page_size, complete) })?;
-    Ok(complete)
+    Ok(Earlier { frames: complete, end })
 }
 
 fn head(of: &Header, salts: [u32; 2]) -> [u8; HEADER_BYTES as usize] {
@@ -99,26 +119,42 @@ mod tests {
         }
         let log = || std::fs::read(directory.path().join("s.db-wal")).unwrap();
         let old = log();
-        assert_eq!(earlier_round(&old, &mut Vec::new()).unwrap(), 0, "there was no round before");
+        assert_eq!(
+            earlier_round(&old, end_of_round(&old).unwrap(), &mut Vec::new()).unwrap().frames,
+            0,
+            "there was no round before"
+        );
         connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())).unwrap();
         connection.execute("INSERT INTO t(x) VALUES ('new')", []).unwrap();
         let now = log();
         let mut earlier = Vec::new();
-        let frames = earlier_round(&now, &mut earlier).unwrap();
+        let frames = earlier_round(&now, end_of_round(&now).unwrap(), &mut earlier).unwrap().frames;
         let (before, after) = (last_commit(&old).unwrap().unwrap(), last_commit(&earlier).unwrap().unwrap());
-        let lost = last_commit(&now).unwrap().unwrap().frames + 1;
+        let lost = end_of_round(&now).unwrap() + 1;
         assert_eq!(
             (after.frames, frames),
             (before.frames - lost, frames),
             "all but what was written over, and one more"
         );
         assert_eq!((after.salts, after.pages), (before.salts, before.pages));
+        // And what is left of the round before that one is behind it.
+        for n in 0..4 {
+            connection.execute("INSERT INTO t(x) VALUES (?1)", [format!("{n}{}", "y".repeat(3000))]).unwrap();
+        }
+        connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())).unwrap();
+        connection.execute("INSERT INTO t(x) VALUES ('newer')", []).unwrap();
+        let newer = log();
+        let second = earlier_round(&newer, end_of_round(&newer).unwrap(), &mut Vec::new()).unwrap();
+        let mut oldest = Vec::new();
+        let third = earlier_round(&newer, second.end, &mut oldest).unwrap();
+        assert_eq!(last_commit(&oldest).unwrap().unwrap().salts, before.salts);
+        assert!(third.end == before.frames && third.frames > frames / 2, "{third:?} of {frames}");
         // A scribble ends it.
         let mut scribbled = now.clone();
         let at = frame_offset(4096, before.frames - 3) as usize + 100;
         scribbled[at] ^= 1;
         let mut less = Vec::new();
-        assert!(earlier_round(&scribbled, &mut less).unwrap() < frames);
+        assert!(earlier_round(&scribbled, lost - 1, &mut less).unwrap().frames < frames);
         assert!(last_commit(&less).unwrap().is_some_and(|c| c.frames < frames));
     }
 }

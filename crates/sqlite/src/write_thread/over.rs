@@ -244,6 +244,7 @@ fn put_together(shared: &Shared, held: &mut Held, destruction: &Destruction) -> 
     let now = retired::descriptor(family, Member::Shm, generation.shm)?.and_then(|file| Index::read(&file).ok()?);
     let what = Destroyed { family, generation: &generation, destruction, evidence: &evidence, index, now };
     let commits = held.memory.len();
+    let there = reassemble::account(&evidence).is_some_and(|account| account.rebuilt.is_some());
     let account = match reassemble::put_together(&what, &shared.options, &mut held.memory, held.told.is_some()) {
         Ok(account) => {
             (held.told, held.refused) = (Some(account.progress()), None);
@@ -260,7 +261,7 @@ fn put_together(shared: &Shared, held: &mut Held, destruction: &Destruction) -> 
         }
     };
     if let Some(story) = &mut held.story {
-        story.put_together(&account, commits);
+        story.put_together(&account, commits, !there);
         let _ = story.write(family);
     }
     destroyed::put_together(family, &account)
