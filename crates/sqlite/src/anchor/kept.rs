@@ -234,7 +234,7 @@ impl Kept {
     }
 
     /// True if a capture has all that the log holds. Their names say which log they are of and how far it went.
-    pub(super) fn is_captured(&self) -> bool {
+    pub fn is_captured(&self) -> bool {
         let identity = self.generation.wal.unwrap_or(Identity { device: 0, inode: 0, born_ns: None });
         let of_log = format!("{:x}-{:x}-", identity.inode, identity.born_ns.unwrap_or(0));
         captures::complete(&captures::directory(&self.family)).iter().any(|place| {

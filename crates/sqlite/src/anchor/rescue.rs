@@ -16,14 +16,16 @@ use crate::{recovery, side};
 const PATIENCE: Duration = Duration::from_secs(3);
 
 impl Kept {
-    /// True if something may be lost when its descriptors are closed.
-    pub fn is_owed(&self) -> bool {
-        self.is_worth_keeping() && !self.is_captured()
+    /// True if something may be lost when its descriptors are closed. Beside another program's database, where somebody has put
+    /// another main file since, that is what the log holds: an old main file that was exchanged on purpose is no loss.
+    pub fn is_owed(&self, ours: bool) -> bool {
+        let exchanged = || self.transactions() == 0 && !captures::main_is_missing(&self.family).unwrap_or(true);
+        self.is_worth_keeping() && (ours || !exchanged()) && !self.is_captured()
     }
 
     /// True if it is owed and nobody of ours is left to put it in its place.
     pub fn is_left_alone(&self) -> bool {
-        self.is_owed() && captures::main_is_missing(&self.family).unwrap_or(false)
+        self.is_owed(true) && captures::main_is_missing(&self.family).unwrap_or(false)
     }
 }
 

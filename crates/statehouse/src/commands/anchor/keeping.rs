@@ -50,8 +50,8 @@ impl Keeping {
     }
 
     /// True if something may be lost when this process ends.
-    pub(super) fn is_owed(&self) -> bool {
-        self.all.iter().any(|one| one.kept.is_owed())
+    pub(super) fn is_owed(&self, ours: bool) -> bool {
+        self.all.iter().any(|one| one.kept.is_owed(ours))
     }
 
     /// True if nobody has captured for `long` what is missing at its path.
@@ -107,8 +107,12 @@ impl Keeping {
     /// Lets go of everything.
     pub(super) fn end(self) {
         for one in self.all.iter().filter(|one| one.told) {
-            let owed = one.kept.is_owed();
-            tell::let_go(self.output, &self.family, &one.kept, if owed { "stopped" } else { "captured" });
+            tell::let_go(
+                self.output,
+                &self.family,
+                &one.kept,
+                if one.kept.is_captured() { "captured" } else { "stopped" },
+            );
         }
     }
 }

@@ -398,7 +398,7 @@ impl Watch {
         if self.held.as_ref().is_some_and(|held| !held.current()) {
             self.release(Why::Retired);
         }
-        if self.kept.is_owed() {
+        if self.kept.is_owed(self.ours) {
             self.capture();
         }
         self.tell_story(true);
