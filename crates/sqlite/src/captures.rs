@@ -152,7 +152,9 @@ pub(crate) fn captured_at(place: &Path) -> u64 {
 /// another one was begun. One as of an earlier look has less than there was, so it is the last choice: where a stranger has written into
 /// the log since, it may be the only one that is a database.
 pub(crate) fn of_missing_main(family: &Family, considerate: bool) -> Option<PathBuf> {
-    let whole = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().contains(WHOLE));
+    // Where a log was removed that was half copied, the image was made with it, and is the newest state until another begins.
+    let torn = |p: &PathBuf| p.join(TORN).exists() && p.join(IMAGE).exists();
+    let whole = |p: &PathBuf| torn(p) || p.file_name().is_some_and(|n| n.to_string_lossy().contains(WHOLE));
     unmerged(family)
         .into_iter()
         .filter(|p| whole(p) || p.join(PROVED).exists())

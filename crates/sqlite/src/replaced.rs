@@ -124,8 +124,8 @@ fn exchange(family: &Family, detail: &str) -> Result<String> {
         let main = family.main();
         let main = crate::shell::word(&main.to_string_lossy());
         let detail = format!(
-            "{detail}: another file was put in its place and another program wrote into it with the log of the one before; no \
-             capture of that one is whole either; put the newest snapshot back: `statehouse restore latest {main}`"
+            "{detail}: another program wrote into what lies there with a log that does not belong to it; no capture of what was there \
+             before is whole either; put the newest snapshot back: `statehouse restore latest {main}`"
         );
         return Err(Error::Damaged { detail });
     }
@@ -135,7 +135,7 @@ fn exchange(family: &Family, detail: &str) -> Result<String> {
     let now = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
     write(family, now.main)?;
     Ok(format!(
-        "found that what was put in the place of the main file was not whole ({detail}): it is kept in {}, with whatever another \
+        "found that what lies in the place of the main file is not whole ({detail}): it is kept in {}, with whatever another \
          program wrote there, and what was captured took its place",
         evidence.display()
     ))
