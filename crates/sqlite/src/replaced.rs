@@ -129,7 +129,7 @@ fn exchange(family: &Family, detail: &str) -> Result<String> {
         );
         return Err(Error::Damaged { detail });
     }
-    putback::refuse_users_of_main(family, "open what was put in the place of the database")?;
+    putback::refuse_users_of_main(family, "open what lies in the place of the database")?;
     let evidence = move_away(family)?;
     putback::main_file(family, false)?;
     let now = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
