@@ -434,7 +434,17 @@ fn after_rm_and_kill_every_row_can_be_read_through_the_anchor() {
     );
     assert_eq!(sql(&saved, "PRAGMA integrity_check").stdout.trim(), "ok");
     let told = anchor.stop();
-    assert!(told.iter().any(|e| e["event"] == "let_go" && e["why"] == "stopped"), "it is said that they go: {told:#?}");
+    assert!(
+        told.iter().any(|e| e["event"] == "let_go" && e["why"] == "captured"),
+        "it is said that they go: {told:#?}"
+    );
+    // They went into a capture first.
+    let captures = run(command(&["retired", "list", "--json"]).arg(&path), PATIENCE).success().json();
+    let image = Path::new(captures[0]["place"].as_str().unwrap()).join("main.captured");
+    assert_eq!(
+        sql(&image, "SELECT count(*) FROM m WHERE t IN ('a', 'held') OR t LIKE 'into the void %'").stdout.trim(),
+        "12"
+    );
 }
 
 #[test]

@@ -18,7 +18,8 @@ fn copy_over(file: &Path) {
     std::fs::copy(&other, file).unwrap();
 }
 
-fn destroyed(suffix: &str, deed: impl Fn(&Path)) {
+/// `put_together` if something can be made of what is left, so that there is a command to name.
+fn destroyed(suffix: &str, put_together: bool, deed: impl Fn(&Path)) {
     let home = Home::new();
     let up = Up::start(&home, |_| {});
     let client = Client::new(up.url("gateway"), &home.token());
@@ -46,6 +47,22 @@ fn destroyed(suffix: &str, deed: impl Fn(&Path)) {
     assert_eq!((&check["id"], &check["status"]), (&Value::from("content.whole"), &Value::from("fail")), "{check}");
     assert!(check["hint"].as_str().unwrap().contains("destroyed.json"), "{check}");
 
+    // Whoever only asks how it stands is told the same, and what to type.
+    let named = |text: &str| {
+        let file = text.contains("statehouse restore /") && text.contains("rebuilt.captured");
+        text.contains("writing has stopped") && (file || !put_together)
+    };
+    until("status says what happened and what to type", PATIENCE, || {
+        let status = cli(&home, ["status"]);
+        status.status.code() == Some(3) && named(&status.stdout)
+    });
+    let dashboard = Client::new(up.url("dashboard"), &home.token());
+    let (_, page) = dashboard.get("/store").unwrap();
+    let page = page.replace("&quot;", "\"");
+    assert!(named(&page) && !page.contains(">in order<") && !page.contains("were removed or replaced"), "{page}");
+    let hint = client.message("after", "hint", "never acknowledged").unwrap().body["error"]["hint"].clone();
+    assert!(!put_together || hint.as_str().unwrap().contains("statehouse restore /"), "{hint}");
+
     assert!(
         [gateway, up.pid("dashboard")].iter().all(|pid| Path::new(&format!("/proc/{pid}/exe")).exists()),
         "nobody dies of it"
@@ -59,17 +76,17 @@ fn destroyed(suffix: &str, deed: impl Fn(&Path)) {
 
 #[test]
 fn an_emptied_store_is_told_to_everybody() {
-    destroyed("", cut);
+    destroyed("", true, cut);
 }
 
 #[test]
 fn an_emptied_log_is_told_to_everybody() {
-    destroyed("-wal", cut);
+    destroyed("-wal", true, cut);
 }
 
 #[test]
 fn a_store_with_another_database_copied_over_it_is_told_to_everybody() {
-    destroyed("", copy_over);
+    destroyed("", false, copy_over);
 }
 
 /// What the mark says was put together, when `enough` of the account is there.

@@ -81,11 +81,16 @@ pub(crate) struct Up {
 impl Up {
     /// Starts `statehouse up` on free ports and waits until everything is up.
     pub(crate) fn start(home: &Home, prepare: impl FnOnce(&mut Command)) -> Up {
-        let mut command = statehouse(home, ["up", "--json", "--gateway-port", "0", "--dashboard-port", "0"]);
-        prepare(&mut command);
-        let mut up = Up { child: Child::spawn(&mut command), services: Vec::new(), login: None };
+        let mut up = Up::begin(home, prepare);
         up.read_until("up");
         up
+    }
+
+    /// As [`Up::start`], and waits for nothing.
+    pub(crate) fn begin(home: &Home, prepare: impl FnOnce(&mut Command)) -> Up {
+        let mut command = statehouse(home, ["up", "--json", "--gateway-port", "0", "--dashboard-port", "0"]);
+        prepare(&mut command);
+        Up { child: Child::spawn(&mut command), services: Vec::new(), login: None }
     }
 
     /// Reads events until one is called `event`, and remembers where the services are.

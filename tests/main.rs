@@ -36,5 +36,6 @@ mod rounds;
 mod situations;
 mod snapshot_trouble;
 mod snapshots;
+mod starting;
 mod up;
 mod verify;

@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use statehouse_testkit::kernel::Standing;
-use statehouse_testkit::{Home, until};
+use statehouse_testkit::visitor::python;
+use statehouse_testkit::{Child, Home, until};
 
-use crate::house::{Client, Service, Up, furnished, integrity, messages};
+use crate::house::{Client, Service, Up, cli, furnished, integrity, messages};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -91,4 +94,41 @@ fn a_service_that_ends_with_rows_that_it_could_not_keep_does_not_end_well() {
     assert_eq!(status.code(), Some(1), "{}", gateway.child.stderr_text());
     until("it says what is lost", SOON, || gateway.child.stderr_text().contains("transactions may be lost"));
     fs::remove_file(home.path()).unwrap();
+}
+
+/// Opens what is missing as soon as it is, which makes an empty file, and never closes it.
+const LEAKS: &str = "import os, sqlite3, sys, time\n\
+    print('begun', flush=True)\n\
+    while os.path.exists(sys.argv[1]): pass\n\
+    c = sqlite3.connect(sys.argv[1])\n\
+    try: c.execute('SELECT count(*) FROM message')\n\
+    except sqlite3.Error: print('failed', flush=True)\n\
+    time.sleep(3600)";
+
+#[test]
+fn whoever_keeps_an_empty_file_open_in_the_place_of_the_store_is_named_with_what_stops_it() {
+    let home = Home::new();
+    let up = Up::start(&home, |_| {});
+    let client = Client::new(up.url("gateway"), &home.token());
+    for n in 0..10 {
+        client.talk("c", &n.to_string(), &format!("message {n}."));
+    }
+    let mut visitor = Child::spawn(Command::new(python()).args(["-I", "-c", LEAKS]).arg(home.store()));
+    visitor.line(SOON);
+    fs::remove_file(home.store()).unwrap();
+    visitor.line_where("there is no table", SOON, |line| line == "failed");
+    let stop = format!("`kill {}", visitor.pid());
+    until("the incident names it", SOON, || {
+        let incidents: Value = serde_json::from_str(&cli(&home, ["incidents", "--json"]).stdout).unwrap();
+        incidents.as_array().unwrap().iter().any(|i| i["next"].as_str().unwrap().contains(&stop))
+    });
+    let holders = cli(&home, ["holders"]).stdout;
+    assert!(holders.contains(&format!("to stop PID {0}: kill {0}", visitor.pid())), "{holders}");
+    visitor.kill();
+    for n in 10..20 {
+        client.talk("c", &n.to_string(), &format!("message {n}."));
+    }
+    assert_present(&home);
+    until("the incident is over", SOON, || cli(&home, ["incidents"]).status.code() == Some(0));
+    up.stop();
 }

@@ -147,7 +147,13 @@ impl From<StoreError> for Problem {
             tracing::warn!(code = e.code(), error = %e, "the store refused a request");
         }
         let detail = std::error::Error::source(&e).map(ToString::to_string).unwrap_or_default();
-        Problem { status, code: e.code(), message: e.to_string(), detail, hint: e.hint().to_owned(), retry_after }
+        // What is to be done is known once somebody has put together what is left.
+        let next = match &e {
+            StoreError::Database(DatabaseError::Destroyed(d)) => d.next(),
+            _ => None,
+        };
+        let hint = next.unwrap_or_else(|| e.hint().to_owned());
+        Problem { status, code: e.code(), message: e.to_string(), detail, hint, retry_after }
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 use statehouse_sqlite::headers::{self, Headers, Journal, MainHeader};
 use statehouse_sqlite::secure::{self, Inspected, Purpose};
-use statehouse_sqlite::{Family, Generation, Member, files, filesystem, members, rusqlite};
+use statehouse_sqlite::{Family, Generation, Member, Reason, destroyed, files, filesystem, members, rusqlite};
 
 use crate::incidents;
 use crate::maintenance::policy::Memory;
@@ -49,12 +49,25 @@ pub struct StatusDocument {
     pub last_snapshot_error: Option<snapshots::Failed>,
     /// Why a person should look after the snapshots; `null` if all is well.
     pub snapshot_warning: Option<String>,
+    /// What was done to the content, if somebody truncated or overwrote a file and nobody has restored it yet; `null` if nobody did.
+    pub destroyed: Option<Destroyed>,
     /// Incidents that nobody has closed.
     pub incidents_open: u64,
     /// What is remembered of maintenance.
     pub maintenance: Memory,
     /// The version of this program.
     pub version: &'static str,
+}
+
+/// What is known of a database whose content was destroyed in place.
+#[derive(Debug, Serialize)]
+pub struct Destroyed {
+    /// What happened, and what is left and lost, in sentences.
+    pub what: String,
+    /// The file that was put together of what is left; `null` if there is none yet.
+    pub rebuilt: Option<String>,
+    /// What to do, with the command to type.
+    pub next: String,
 }
 
 /// Versions of SQLite.
@@ -83,19 +96,35 @@ pub struct FileSystem {
 /// A refusal when there is no database or its files are not safe to look at, or the system's answer.
 pub fn status(path: &Path, application_id: i32, snapshot_every: Option<Duration>) -> snapshots::Result<StatusDocument> {
     let family = Family::of(path)?;
-    let inspected = secure::inspect(&family, Purpose::Look)?;
-    let main = inspected.require_main()?;
-    let (header, heals) = match headers::check(&inspected)? {
-        Headers::Database { header, from_log } => (Some(header), from_log),
-        Headers::New | Headers::InUse => (None, false),
+    let mark = destroyed::mark(&family)?;
+    // What is wrong with the files of a database that was destroyed is said by the mark, and better.
+    let inspected = match secure::inspect(&family, Purpose::Look) {
+        Err(_) if mark.is_some() => secure::inspect_to_replace(&family)?,
+        inspected => inspected?,
     };
+    let main_bytes = match mark {
+        Some(_) => inspected.get(Member::Main).map_or(0, |main| main.status.size),
+        None => inspected.require_main()?.status.size,
+    };
+    let (header, heals) = match headers::check(&inspected) {
+        Ok(Headers::Database { header, from_log }) => (Some(header), from_log),
+        Ok(Headers::New | Headers::InUse) => (None, false),
+        Err(_) if mark.is_some() => (None, false),
+        Err(e) => return Err(e.into()),
+    };
+    let destroyed = mark.map(|mark| Destroyed {
+        what: mark.words(),
+        rebuilt: mark.account.as_ref().and_then(|a| a.rebuilt.as_ref()).map(|r| r.to_string_lossy().into_owned()),
+        next: mark.next(&family).unwrap_or_else(|| Reason::Destroyed.hint().to_owned()),
+    });
     let filesystem = filesystem::classify(family.directory())?;
-    let ours = header.is_some_and(|h| h.application_id == application_id.cast_unsigned());
+    // Only beside a store of ours there is a mark.
+    let ours = destroyed.is_some() || header.is_some_and(|h| h.application_id == application_id.cast_unsigned());
     let snapshots = snapshots::state(&family, snapshot_every)?;
     Ok(StatusDocument {
         path: family.main().to_string_lossy().into_owned(),
         kind: if ours { "statehouse" } else { "other" },
-        size: main.status.size,
+        size: main_bytes,
         wal_size: inspected.get(Member::Wal).map_or(0, |w| w.status.size),
         journal_mode: header.map(journal_mode),
         page_size: header.map(|h| h.page_size),
@@ -108,6 +137,7 @@ pub fn status(path: &Path, application_id: i32, snapshot_every: Option<Duration>
         last_snapshot: snapshots.last,
         last_snapshot_error: snapshots.failed,
         snapshot_warning: snapshots.warning,
+        destroyed,
         incidents_open: incidents::open(&family)?.0,
         maintenance: Memory::read(&family),
         version: env!("CARGO_PKG_VERSION"),

@@ -15,5 +15,5 @@ pub mod types;
 pub use error::{Error, Result};
 pub use import::{ImportOptions, ImportProgress};
 pub use sqlite::{OpenMode, SqliteStore};
-pub use store::{Canary, Health, Store};
+pub use store::{Canary, Destroyed, Health, Store};
 pub use types::*;

@@ -90,6 +90,17 @@ pub struct Health {
     pub generation: statehouse_sqlite::Generation,
     /// True if the paths name the generation in use.
     pub current: bool,
+    /// What was done to the content, what is lost, and what to type, if somebody truncated or overwrote a file; `null` if nobody did.
+    pub destroyed: Option<Destroyed>,
+}
+
+/// What is known of a store whose content was destroyed in place.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Destroyed {
+    /// What happened, and what is left and lost, in sentences.
+    pub what: String,
+    /// What to do, with the command to type.
+    pub next: String,
 }
 
 /// The proof that a write came through.

@@ -20,6 +20,7 @@ mod alarm;
 mod brake;
 mod heal;
 mod kept;
+mod rescue;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -41,6 +42,7 @@ use brake::Brake;
 pub use alarm::Alarm;
 pub use brake::KeptBack;
 pub use kept::{Kept, KeptFile, Over};
+pub use rescue::capture;
 
 /// How long a lock that is in the way for a moment is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -27,6 +27,7 @@ pub use error::TakeError;
 pub use find::only_reads_what_is_there;
 pub use merged::Merge;
 pub use take::{Failed, Taken, Took, Wanted, Whose, take};
+pub(crate) use take::{of_others, own};
 
 use crate::captures::{self, IMAGE, LOG, MANIFEST, OVERTAKEN, UNREADABLE};
 use crate::error::{Error, Result};

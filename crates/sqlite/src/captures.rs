@@ -20,10 +20,10 @@ use serde::Serialize;
 
 use crate::capture::merged::has_rows_of_its_own;
 use crate::error::{Error, Failure, Result};
-use crate::family::{Family, Status};
+use crate::family::{Family, Identity, Status};
 use crate::flush::{self, Committer};
 use crate::wal::ReadAt;
-use crate::{connect, files, image};
+use crate::{connect, files, image, replaced};
 
 pub(crate) const MERGED: &str = "merged";
 /// In a capture whose rows are in a log that is not copied yet; says which log that is.
@@ -95,6 +95,13 @@ pub(crate) fn has_successor(place: &Path) -> bool {
     place.parent().is_some_and(|p| complete(p).iter().any(|c| log(c) == wanted && c.join(SUCCEEDED).exists()))
 }
 
+/// True if there is a capture of this log already.
+pub(crate) fn are_of(family: &Family, log: Option<Identity>) -> bool {
+    let Some(log) = log else { return false };
+    let start = format!("{:x}-{:x}-", log.inode, log.born_ns.unwrap_or(0));
+    complete(&directory(family)).iter().any(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with(&start)))
+}
+
 /// True if the image of a capture has become a main file that was taken from its path before anybody of ours had opened it: nobody
 /// has its rows then but whoever has the files of which it was captured.
 pub(crate) fn is_spent_in_vain(place: &Path, family: &Family) -> bool {
@@ -142,13 +149,17 @@ pub(crate) fn captured_at(place: &Path) -> u64 {
 }
 
 /// The newest capture of which a missing main file can be made again. `considerate` leaves out those after whose log
-/// another one was begun.
+/// another one was begun. One as of an earlier look has less than there was, so it is the last choice: where a stranger has written into
+/// the log since, it may be the only one that is a database.
 pub(crate) fn of_missing_main(family: &Family, considerate: bool) -> Option<PathBuf> {
-    let whole = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().contains(WHOLE));
+    // Where a log was removed that was half copied, the image was made with it, and is the newest state until another begins.
+    let torn = |p: &PathBuf| p.join(TORN).exists() && p.join(IMAGE).exists();
+    let whole = |p: &PathBuf| torn(p) || p.file_name().is_some_and(|n| n.to_string_lossy().contains(WHOLE));
     unmerged(family)
         .into_iter()
-        .filter(|p| whole(p) && !(considerate && has_successor(p)) && !p.join(SUCCEEDED).exists())
-        .max_by_key(|p| captured_at(p))
+        .filter(|p| whole(p) || p.join(PROVED).exists())
+        .filter(|p| !(p.join(SUCCEEDED).exists() || considerate && has_successor(p)))
+        .max_by_key(|p| (whole(p), captured_at(p)))
 }
 
 /// True if the path of the main file names nothing, or an empty file. Something of another kind is not missing: opening
@@ -189,13 +200,16 @@ pub(crate) fn merge(
 ) -> Result<u64> {
     let mut rows = 0;
     let mut merged = Vec::new();
+    let mut looked = !replaced::is_looked_through_quickly(live)?;
     for place in unmerged(family) {
         if is_in_the_log(&place, family)? {
             merged.push(place);
             continue;
         }
-        if place.join(TORN).exists() {
+        // A merge looks rows up by the indexes of the database. In one that is not whole it would find what is not there.
+        if place.join(TORN).exists() || !looked {
             is_whole_again(&place, family, live)?;
+            looked = true;
         }
         match one(&place.join(IMAGE), live, merge) {
             Ok(taken) => {

@@ -59,6 +59,34 @@ pub struct Mark {
     pub account: Option<Account>,
 }
 
+impl Mark {
+    /// What to type, where something could be put together.
+    pub fn next(&self, family: &Family) -> Option<String> {
+        let rebuilt = self.account.as_ref()?.rebuilt.as_ref()?;
+        let word = |path: &std::path::Path| crate::shell::word(&path.to_string_lossy());
+        let restore = format!("statehouse restore {} {}", word(rebuilt), word(&family.main()));
+        Some(format!("Put what is left in the place of the database: `{restore}`"))
+    }
+
+    /// What happened, what is lost of it, and where what is left is, in sentences.
+    pub fn words(&self) -> String {
+        match &self.account {
+            Some(account) => format!("{} {}.", self.sentence, account.sentence()),
+            None => self.sentence.clone(),
+        }
+    }
+}
+
+impl Destruction {
+    /// What to type, where the mark beside the database says that something could be put together.
+    pub fn next(&self) -> Option<String> {
+        let path = self.path.to_string_lossy();
+        let main = path.strip_suffix(self.member.suffix()).unwrap_or(&path);
+        let family = Family::of(std::path::Path::new(main)).ok()?;
+        mark(&family).ok()??.next(&family)
+    }
+}
+
 /// The file that says that a database was destroyed.
 pub fn mark_path(family: &Family) -> PathBuf {
     family.side_directory().join(MARK)

@@ -97,6 +97,8 @@ mod recovery;
 #[cfg(target_os = "linux")]
 mod remembered;
 #[cfg(target_os = "linux")]
+mod replaced;
+#[cfg(target_os = "linux")]
 pub mod resident;
 #[cfg(target_os = "linux")]
 mod retired;

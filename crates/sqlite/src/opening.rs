@@ -1,11 +1,13 @@
 //! From a path to a connection of a generation that is known: the steps of opening, in their order.
 
+mod keep;
+
 use rusqlite::Connection;
 
 use crate::admission::Entry;
 use crate::connect;
 use crate::error::{Error, Failure, Reason, Result};
-use crate::family::Family;
+use crate::family::{Family, Generation, Identity, Member};
 use crate::flush::Committer;
 use crate::generation::Record;
 use crate::members::{self, Registration};
@@ -13,7 +15,7 @@ use crate::options::{Event, Options, Schema};
 use crate::prepare::{self, Prepared};
 use crate::secure::Inspected;
 use crate::turnstile::Turnstile;
-use crate::{capture, captures, doubt, flush, incidents, putback, recovery, side};
+use crate::{capture, captures, doubt, flush, incidents, putback, recovery, replaced, side};
 
 /// How often an open is begun anew because the main file was replaced, or a generation retired, meanwhile.
 const TRIES: usize = 21;
@@ -57,104 +59,183 @@ pub(crate) fn open_as_member(family: &Family, options: &Options) -> Result<Opene
 
 /// As [`open`]; `enter` takes a place among the members if there is none yet. After that everything is looked at again.
 fn open_with(family: &Family, options: &Options, enter: &mut dyn FnMut(&Inspected) -> Result<bool>) -> Result<Opened> {
-    if captures::main_is_missing(family)? {
-        bring_back(family, options)?;
-    }
     let begun = std::time::Instant::now();
     for n in 0..TRIES {
-        let prepared = match prepare::prepare(family, options.create, options.application_id) {
-            // Whoever notices that its log was removed moves such a log aside.
-            Err(e)
-                if e.reason() == Some(Reason::WalHeader)
-                    && n == 0
-                    && side::open(&family.side_directory())?.is_some() =>
-            {
-                prepare::wait_for_ours(family)?;
-                drop(recovery::shared(family, options.patience)?);
-                continue;
-            }
-            // Another process makes the same database at this moment.
-            Err(e) if e.reason() == Some(Reason::Changed) && options.create && n + 1 < TRIES => {
-                std::thread::sleep(PAUSE);
-                continue;
-            }
-            prepared => prepared?,
-        };
-        if enter(&prepared.inspected)? {
-            continue;
-        }
-        if putback::unsettled(family) {
-            let _lock = recovery::exclusive(family, options.patience)?;
-            putback::settle(family)?;
-            continue;
-        }
-        if putback::is_unpaired(family, &prepared.inspected.generation()) {
-            let _lock = recovery::exclusive(family, options.patience)?;
-            putback::move_unpaired_log(family)?;
-            continue;
-        }
-        let lock = recovery::shared(family, options.patience)?;
-        if !unchanged(family, &prepared)? {
-            continue;
-        }
-        match prepare::refuse_dangerous_strangers(family) {
+        let before = generation(family)?;
+        let goes_on = n + 1 < TRIES;
+        match once(family, options, enter, &Try { number: n, goes_on, begun }) {
+            Ok(Some(opened)) => return Ok(opened),
             Ok(None) => {}
-            Err(e) if !prepare::may_be_ours(family) => return Err(e),
-            _ => {
-                drop(lock);
-                prepare::wait_for_ours(family)?;
-                continue;
-            }
-        }
-        let opened = match connect_to(family, options, &prepared) {
-            Ok(opened) => opened,
-            // Somebody removed or replaced the files in between; or another handle of this process still has to notice it. An
-            // old index beside a log that was just removed looks like a log that was cut off.
-            Err(Error::Retired { .. } | Error::LocksLost | Error::Destroyed(_)) if n + 1 < TRIES => {
-                drop(lock);
-                std::thread::sleep(PAUSE);
-                continue;
-            }
-            // Another process makes the same database at this moment, and before it has a log SQLite waits for nobody.
-            Err(Error::Busy { .. }) if prepared.fresh && n + 1 < TRIES && begun.elapsed() < options.patience => {
-                drop(lock);
-                std::thread::sleep(PAUSE);
-                continue;
-            }
+            // Somebody removes or replaces the files one after another: what was found between two steps is not what there is.
+            Err(e) if goes_on && may_be_amid(&e) && generation(family)? != before => std::thread::sleep(PAUSE),
             Err(e) => return Err(e),
-        };
-        // A log that came into being only now lies beside the index of the one that was removed a moment ago, if somebody goes on
-        // with that and has not noticed yet. What he commits would be in this index and not in this log.
-        if opened.record.generation().wal != prepared.inspected.generation().wal {
-            match prepare::refuse_dangerous_strangers(family) {
-                Ok(None) => {}
-                Err(e) if !prepare::may_be_ours(family) => return Err(e),
-                _ => {
-                    drop(opened);
-                    drop(lock);
-                    prepare::wait_for_ours(family)?;
-                    continue;
-                }
-            }
         }
-        drop(lock);
-        if captures::pending(family) || doubt::raised(family) {
-            let _lock = recovery::exclusive(family, options.patience)?;
-            settle(&opened.record, options, &opened.connection)?;
-        }
-        return Ok(opened);
     }
     Err(Error::refused(Reason::Changed, family.main(), "it was replaced again and again"))
 }
 
+fn generation(family: &Family) -> Result<Generation> {
+    family.generation().map_err(|e| Error::io("look at", &family.main(), e))
+}
+
+/// True for what may be the answer to files that were taken away in the middle of opening.
+fn may_be_amid(e: &Error) -> bool {
+    matches!(
+        e,
+        Error::Refused(_)
+            | Error::Retired { .. }
+            | Error::LocksLost
+            | Error::Damaged { .. }
+            | Error::Io { .. }
+            | Error::Sqlite(_)
+    )
+}
+
+/// Which attempt it is.
+struct Try {
+    number: usize,
+    /// There is another one after it.
+    goes_on: bool,
+    begun: std::time::Instant,
+}
+
+/// One attempt; `None` if everything is to be looked at again.
+fn once(
+    family: &Family,
+    options: &Options,
+    enter: &mut dyn FnMut(&Inspected) -> Result<bool>,
+    attempt: &Try,
+) -> Result<Option<Opened>> {
+    if captures::main_is_missing(family)? {
+        bring_back(family, options)?;
+    }
+    let prepared = match prepare::prepare(family, options.create, options.application_id) {
+        // Whoever notices that its log was removed moves such a log aside.
+        Err(e)
+            if e.reason() == Some(Reason::WalHeader)
+                && attempt.number == 0
+                && side::open(&family.side_directory())?.is_some() =>
+        {
+            prepare::wait_for_ours(family)?;
+            drop(recovery::shared(family, options.patience)?);
+            return Ok(None);
+        }
+        // Another process makes the same database at this moment.
+        Err(e) if e.reason() == Some(Reason::Changed) && options.create && attempt.goes_on => {
+            std::thread::sleep(PAUSE);
+            return Ok(None);
+        }
+        prepared => prepared?,
+    };
+    match as_prepared(family, options, enter, attempt, &prepared) {
+        Ok(Some(opened)) => Ok(Some(opened)),
+        other => {
+            keep::keep(family, options, &prepared)?;
+            other
+        }
+    }
+}
+
+/// Opens what was looked at, if that is still what there is.
+fn as_prepared(
+    family: &Family,
+    options: &Options,
+    enter: &mut dyn FnMut(&Inspected) -> Result<bool>,
+    attempt: &Try,
+    prepared: &Prepared,
+) -> Result<Option<Opened>> {
+    if enter(&prepared.inspected)? {
+        return Ok(None);
+    }
+    if replaced::is_suspect(family) {
+        prepare::wait_for_ours(family)?;
+        let _lock = recovery::exclusive(family, options.patience)?;
+        if replaced::is_suspect(family) {
+            replaced::settle(family, options)?;
+        }
+        return Ok(None);
+    }
+    if putback::unsettled(family) {
+        let _lock = recovery::exclusive(family, options.patience)?;
+        putback::settle(family)?;
+        return Ok(None);
+    }
+    if putback::is_unpaired(family, &prepared.inspected.generation()) {
+        let _lock = recovery::exclusive(family, options.patience)?;
+        putback::move_unpaired_log(family)?;
+        return Ok(None);
+    }
+    let lock = recovery::shared(family, options.patience)?;
+    if !unchanged(family, prepared)? {
+        return Ok(None);
+    }
+    match prepare::refuse_dangerous_strangers(family) {
+        Ok(None) => {}
+        Err(e) if !prepare::may_be_ours(family) => return Err(e),
+        _ => {
+            drop(lock);
+            prepare::wait_for_ours(family)?;
+            return Ok(None);
+        }
+    }
+    let opened = match connect_to(family, options, prepared) {
+        Ok(opened) => opened,
+        // Somebody removed or replaced the files in between; or another handle of this process still has to notice it. An
+        // old index beside a log that was just removed looks like a log that was cut off.
+        Err(Error::Retired { .. } | Error::LocksLost | Error::Destroyed(_)) if attempt.goes_on => {
+            drop(lock);
+            std::thread::sleep(PAUSE);
+            return Ok(None);
+        }
+        // Another process makes the same database at this moment, and before it has a log SQLite waits for nobody.
+        Err(Error::Busy { .. }) if prepared.fresh && attempt.goes_on && attempt.begun.elapsed() < options.patience => {
+            drop(lock);
+            std::thread::sleep(PAUSE);
+            return Ok(None);
+        }
+        Err(e) => return Err(e),
+    };
+    // A log that came into being only now lies beside the index of the one that was removed a moment ago, if somebody goes on
+    // with that and has not noticed yet. What he commits would be in this index and not in this log.
+    if opened.record.generation().wal != prepared.inspected.generation().wal {
+        match prepare::refuse_dangerous_strangers(family) {
+            Ok(None) => {}
+            Err(e) if !prepare::may_be_ours(family) => return Err(e),
+            _ => {
+                drop(opened);
+                drop(lock);
+                prepare::wait_for_ours(family)?;
+                return Ok(None);
+            }
+        }
+    }
+    drop(lock);
+    if captures::pending(family) || doubt::raised(family) {
+        let _lock = recovery::exclusive(family, options.patience)?;
+        settle(&opened.record, options, &opened.connection)?;
+    }
+    Ok(Some(opened))
+}
+
 /// Whoever removed the main file may have removed it under processes of ours that are about to put it back, or that did not
-/// live to do so after they had captured it. Without them it is a new home, or the file is missing.
+/// live to do so after they had captured it; or one is left that can only read it, an anchor: then it is captured from there.
+/// Without any of them it is a new home, or the file is missing.
 fn bring_back(family: &Family, options: &Options) -> Result<()> {
     prepare::wait_for_ours(family)?;
     if !recovery::was_taken(family) {
-        return Ok(());
+        // Whoever removed everything beside it as well has removed what said that there was a database. One that is to be made
+        // is made.
+        if options.create || capture::of_others(family)?.captures.is_empty() {
+            return Ok(());
+        }
     }
     let _lock = recovery::exclusive(family, options.patience)?;
+    if captures::of_missing_main(family, false).is_none()
+        && captures::main_is_missing(family)?
+        && let Some(failed) = capture::of_others(family)?.failed.pop()
+    {
+        return Err(failed.why.into());
+    }
     let of = captures::of_missing_main(family, false);
     let captures = capture::list(family).unwrap_or_default();
     if !putback::main_file(family, false)? {
@@ -170,7 +251,16 @@ fn bring_back(family: &Family, options: &Options) -> Result<()> {
 /// Opens again for a process that holds the exclusive side of the recovery lock and has closed everything. With `considerate`
 /// it does not go first while another of our processes has not noticed yet: the log at the path may be that one's and belong
 /// to another main file than the one beside it, and rows that only that one has would be missing from the first reads.
-pub(crate) fn reopen(family: &Family, options: &Options, considerate: bool) -> Result<Opened> {
+///
+/// `before` is the main file that it used: another one is proved before anything is opened for good. `did` is told what was done
+/// about one that is not whole.
+pub(crate) fn reopen(
+    family: &Family,
+    options: &Options,
+    considerate: bool,
+    before: Option<Identity>,
+    did: &mut dyn FnMut(String),
+) -> Result<Opened> {
     prepare::prepare(family, false, options.application_id)?;
     // Those of ours that still use a retired generation wait for the lock of this process, so it does not wait for them here.
     let ours = prepare::refuse_dangerous_strangers(family)?;
@@ -184,6 +274,19 @@ pub(crate) fn reopen(family: &Family, options: &Options, considerate: bool) -> R
     // Once more what lies there: the log may have been put back beside a main file that somebody has replaced since.
     putback::move_unpaired_log(family)?;
     let prepared = prepare::prepare(family, false, options.application_id)?;
+    let main = prepared.inspected.generation().main;
+    let is_believed =
+        |main: Option<Identity>| replaced::is_proved(family, main) || main == before && !replaced::is_suspect(family);
+    let prepared = match is_believed(main) {
+        true => prepared,
+        false => {
+            replaced::settle(family, options)?.into_iter().for_each(did);
+            prepare::prepare(family, false, options.application_id)?
+        }
+    };
+    if !is_believed(prepared.inspected.generation().main) {
+        return Err(Error::Retired { members: vec![Member::Main] });
+    }
     let opened = connect_to(family, options, &prepared)?;
     putback::succeed(family)?;
     settle(&opened.record, options, &opened.connection)?;

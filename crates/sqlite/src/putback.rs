@@ -22,13 +22,13 @@ use rustix::io::Errno;
 
 use crate::admission::begun;
 use crate::captures::{
-    self, IMAGE, LOG, MERGED, PUT, SUCCEEDED, TORN, UNREADABLE, complete, directory, main_is_missing, mark,
+    self, IMAGE, LOG, MERGED, PROVED, PUT, SUCCEEDED, TORN, UNREADABLE, complete, directory, main_is_missing, mark,
     private_directory, sync_directory,
 };
 use crate::error::{Error, Reason, Result};
 use crate::family::{Family, Generation, Member, Status};
 use crate::secure::{self, Purpose};
-use crate::{files, headers, holders};
+use crate::{files, headers, holders, replaced};
 
 /// Where the header of a main file says how it is written and read, and the value for a log there.
 /// <https://www.sqlite.org/fileformat2.html#the_database_header>
@@ -45,7 +45,9 @@ pub(crate) fn main_file(family: &Family, considerate: bool) -> Result<bool> {
     }
     let Some(place) = captures::of_missing_main(family, considerate) else { return Ok(false) };
     let image = place.join(IMAGE);
-    if let Err(e) = captures::sound(&image) {
+    if !place.join(PROVED).exists()
+        && let Err(e) = captures::sound(&image)
+    {
         if matches!(e, Error::Damaged { .. }) {
             mark(&place, UNREADABLE)?;
         }
@@ -83,22 +85,54 @@ fn move_leftovers(family: &Family) -> Result<()> {
             if !captures::is_empty(&status) {
                 continue;
             }
-            refuse_users_of_main(family)?;
+            refuse_users_of_main(family, "an empty file open in the place of the database")?;
         }
         move_member(family, member, status.identity.inode)?;
     }
     Ok(())
 }
 
-/// Somebody who has the empty file open could fill it after it lost its name.
-fn refuse_users_of_main(family: &Family) -> Result<()> {
-    let uses = |h: &&holders::Holder| {
-        h.files.iter().any(|f| f.member == Member::Main && f.generation == holders::Standing::Current)
-    };
-    let report = holders::scan(family)?;
-    let Some(user) = report.holders.iter().find(uses) else { return Ok(()) };
-    let holder = format!("a process that has an empty file open in the place of the database; {}", user.to_stop());
+/// Somebody who has `what` open could go on there after it lost its name; in an empty file too: for SQLite asks whether a file was moved only where it
+/// has pages, and finds log and journal by the path. What he writes would come beside the log of the database that is put back, or
+/// leave a journal that cuts it off to nothing. Processes of ours write into no file that was not proved.
+pub(crate) fn refuse_users_of_main(family: &Family, what: &str) -> Result<()> {
+    let users = users_of_main(family)?;
+    let Some(user) = users.first() else { return Ok(()) };
+    let holder = format!("{}, which has {what}; {}", name(user), user.to_stop());
     Err(Error::Busy { waited: std::time::Duration::ZERO, holder: Some(holder) })
+}
+
+/// Who has the file open that lies in the place of the main file.
+fn users_of_main(family: &Family) -> Result<Vec<holders::Holder>> {
+    let uses = |h: &holders::Holder| {
+        h.role.is_none()
+            && h.files.iter().any(|f| f.member == Member::Main && f.generation == holders::Standing::Current)
+    };
+    Ok(holders::scan(family)?.holders.into_iter().filter(uses).collect())
+}
+
+fn name(holder: &holders::Holder) -> String {
+    let pid = holder.pid.map_or_else(|| "a process that cannot be seen".to_owned(), |pid| format!("PID {pid}"));
+    match holder.role.as_ref().or(holder.command.first()) {
+        Some(program) => format!("{pid} ({})", crate::words::one_line(std::slice::from_ref(program))),
+        None => pid,
+    }
+}
+
+/// What a person has to do before the main file can be put back; `None` if nobody is in the way.
+pub(crate) fn in_the_way(family: &Family) -> Option<String> {
+    if Status::of(&family.main()).ok()?.is_none_or(|s| !captures::is_empty(&s)) {
+        return None;
+    }
+    let users = users_of_main(family).ok().filter(|users| !users.is_empty())?;
+    let each = |of: &dyn Fn(&holders::Holder) -> String, by: &str| users.iter().map(of).collect::<Vec<_>>().join(by);
+    let verb = crate::words::verb(users.len() as u64, "has", "have");
+    Some(format!(
+        "{} {verb} an empty file open in the place of the database. As long as that is so, what was captured cannot be put back. To end \
+         that: {}. The rest goes by itself.",
+        each(&name, ", "),
+        each(&|h| format!("`{}`", h.stop), ", ")
+    ))
 }
 
 /// Renames unless something has the new name; true if it did.
@@ -129,8 +163,18 @@ pub(crate) fn log(family: &Family) -> Result<()> {
     let parent = directory(family);
     match unsucceeded(&parent).into_iter().rfind(|p| p.join(TORN).exists()) {
         Some(torn) if put_back(family, &torn, &parent)? => mark(&torn, SUCCEEDED),
+        // Somebody has begun a log of his own beside half of a checkpoint.
+        Some(torn) if is_of_what_lies_there(family, &torn)? => replaced::doubt(family),
         _ => Ok(()),
     }
+}
+
+/// True if the main file is the one that this capture's log was half copied into.
+fn is_of_what_lies_there(family: &Family, place: &Path) -> Result<bool> {
+    let marked = place.join(TORN);
+    let text = files::read_to_string(&marked, 4096).map_err(|e| Error::io("read", &marked, e))?;
+    let now = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
+    Ok(now.main.is_some() && serde_json::to_string(&now.main).is_ok_and(|now| now == text))
 }
 
 /// As [`log`], for one who is about to begin a generation of what lies at the path, and found nothing to refuse there: what was
@@ -138,6 +182,10 @@ pub(crate) fn log(family: &Family) -> Result<()> {
 pub(crate) fn settle(family: &Family) -> Result<()> {
     begun::finish(family)?;
     log(family)?;
+    if replaced::is_suspect(family) {
+        // What was captured may have to take the place of what lies there.
+        return Ok(());
+    }
     for torn in unsucceeded(&directory(family)).into_iter().filter(|p| p.join(TORN).exists()) {
         if !torn.join(IMAGE).exists() {
             // The log alone was kept, and now that another was begun there is nothing that could be merged by itself.
@@ -162,11 +210,8 @@ fn unsucceeded(parent: &Path) -> Vec<std::path::PathBuf> {
 
 /// True if it was put back; false if something else has begun there.
 fn put_back(family: &Family, place: &Path, parent: &Path) -> Result<bool> {
-    let marked = place.join(TORN);
-    let text = files::read_to_string(&marked, 4096).map_err(|e| Error::io("read", &marked, e))?;
     let now = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
-    let same = serde_json::to_string(&now.main).is_ok_and(|now| now == text);
-    if now.main.is_none() || !same || now.wal.is_some() {
+    if !is_of_what_lies_there(family, place)? || now.wal.is_some() {
         // Another main file, or somebody has begun a log of their own: this log does not belong there any more.
         return Ok(false);
     }

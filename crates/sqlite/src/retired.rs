@@ -55,6 +55,23 @@ pub(crate) struct Kept {
     log: File,
 }
 
+impl Kept {
+    /// What somebody has open who never had a connection.
+    pub(crate) fn of(main: File, log: File) -> Kept {
+        Kept { main, log }
+    }
+
+    /// True if the log still has every frame that a look found in it which the main file had not.
+    pub(crate) fn has_all_of(&self, seen: &Index) -> Result<bool> {
+        if seen.copied >= seen.frames {
+            return Ok(true);
+        }
+        let last = wal::last_commit(&self.log).map_err(|e| Error::io("read", Path::new("-wal"), e))?;
+        let salts = |commit: &wal::Commit| [commit.salts[0].to_be_bytes(), commit.salts[1].to_be_bytes()].concat();
+        Ok(last.is_some_and(|last| salts(&last)[..] == seen.salts[..] && last.frames >= seen.frames.into()))
+    }
+}
+
 /// Keeps the files of a generation whose log its path still names, for somebody may remove it while the handle opens again.
 pub(crate) fn keep(family: &Family, generation: Generation) -> Result<Option<Kept>> {
     let main = descriptor(family, Member::Main, generation.main)?;

@@ -39,6 +39,11 @@ impl Seen {
     pub fn magic_path(&self) -> PathBuf {
         magic_path(self.handle.as_fd())
     }
+
+    /// How many names the file has by now.
+    pub(crate) fn links(&self) -> std::io::Result<u32> {
+        Ok(Status::of_descriptor(self.handle.as_fd())?.links)
+    }
 }
 
 /// A family that passed every check that needs no byte of its files.

@@ -305,7 +305,8 @@ pub(crate) fn acknowledge(writing: &Writing<'_>, memory: &mut Remembered, batch:
     };
     match looked.and_then(|()| record.wrote(span)) {
         Ok(()) => {
-            memory.forget(record.index(), writing.signals.proved());
+            // As of a look that has found the main file in its place: what is copied into another one is not in this one.
+            memory.forget(record.seen(), writing.signals.proved());
             memory.keep(span, batch.into_iter().filter_map(|queued| queued.answer(Ok(()))).collect());
         }
         Err(e) => {

@@ -30,6 +30,7 @@ mod pages;
 mod powercut;
 mod reassembled;
 mod remembered;
+mod replaced;
 mod rescue;
 mod salvage;
 mod secure;

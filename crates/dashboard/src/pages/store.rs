@@ -15,6 +15,8 @@ use super::{HOLDERS_FRESH, Shown, shown};
 use crate::app::App;
 use crate::words::count;
 
+const ANCHOR: &str = "anchor";
+
 /// `GET /store`.
 pub(crate) async fn store(State(app): State<Arc<App>>) -> Result<Response, Shown> {
     let health = app.store(|s| s.health()).await?;
@@ -32,7 +34,7 @@ pub(crate) async fn store(State(app): State<Arc<App>>) -> Result<Response, Shown
         section aria-labelledby="who" {
             h2 #who { "Who holds them" }
             @match &holders {
-                Ok(document) => (table(document)),
+                Ok(document) => (table(document, health.destroyed.is_some())),
                 Err(problem) => (not_looked(problem)),
             }
         }
@@ -60,7 +62,7 @@ pub(super) async fn card(app: &App, good_for: Duration) -> Markup {
                 Err(problem) => (not_looked(problem)),
             }
             @match &holders {
-                Ok(document) => (summary(document)),
+                Ok(document) => (summary(document, health.as_ref().is_ok_and(|h| h.destroyed.is_some()))),
                 Err(problem) => (not_looked(problem)),
             }
         }
@@ -69,7 +71,10 @@ pub(super) async fn card(app: &App, good_for: Duration) -> Markup {
 
 fn verdict(health: &Health) -> Markup {
     html! {
-        @if health.fenced {
+        @if let Some(destroyed) = &health.destroyed {
+            p.state.bad { "Destroyed: " (destroyed.what) }
+            p.state.bad { (destroyed.next) }
+        } @else if health.fenced {
             p.state.bad { "Cut off: the files that this dashboard used were removed or replaced. It neither reads nor writes until it has opened the new ones." }
         } @else if health.current {
             p.state.good { "Current: the paths name the files that are in use." }
@@ -159,7 +164,8 @@ fn name(holder: &Value) -> String {
     }
 }
 
-fn summary(document: &Value) -> Markup {
+/// `destroyed` is the content, whatever the locks are: then nothing of this is in order.
+fn summary(document: &Value, destroyed: bool) -> Markup {
     let holders = holders_of(document);
     let bad: Vec<_> = holders.iter().filter(|h| !faults(h).is_empty()).collect();
     let unknown = text(document, "verdict") == "unknown";
@@ -170,6 +176,11 @@ fn summary(document: &Value) -> Markup {
             @for holder in bad { p.state.bad { (name(holder)) " " (faults(holder).join(" and ")) "." } }
         } @else if unknown {
             p.state.warn { "It could not be seen who holds it." }
+        } @else if destroyed {
+            p.state.warn {
+                @match holders.len() { 1 => "One process holds it", n => { (n) " processes hold it" } }
+                ". Those of Statehouse neither read nor write until what is left was restored."
+            }
         } @else {
             p.state.good {
                 @match holders.len() { 1 => "One process holds it", n => { (n) " processes hold it" } }
@@ -186,10 +197,10 @@ fn error_of(error: &Value) -> Markup {
     }
 }
 
-fn table(document: &Value) -> Markup {
+fn table(document: &Value, destroyed: bool) -> Markup {
     let holders = holders_of(document);
     html! {
-        (summary(document))
+        (summary(document, destroyed))
         @if !holders.is_empty() {
             div.scroll tabindex="0" role="region" aria-labelledby="who" {
                 table.holders {
@@ -197,7 +208,7 @@ fn table(document: &Value) -> Markup {
                         th scope="col" { "PID" } th scope="col" { "State" } th scope="col" { "Role" } th scope="col" { "Command" }
                         th scope="col" { "User" } th scope="col" { "Files" } th scope="col" { "Locks" }
                     } }
-                    tbody { @for holder in holders { (row(holder)) } }
+                    tbody { @for holder in holders { (row(holder, destroyed)) } }
                 }
             }
         }
@@ -208,7 +219,7 @@ fn table(document: &Value) -> Markup {
     }
 }
 
-fn row(holder: &Value) -> Markup {
+fn row(holder: &Value, destroyed: bool) -> Markup {
     let faults = faults(holder);
     let command = holder
         .get("command")
@@ -221,7 +232,14 @@ fn row(holder: &Value) -> Markup {
                 @match holder.get("pid").and_then(Value::as_i64) { Some(pid) => { (pid) }, None => { "unseen" } }
             }
             td data-label="State" {
-                @if faults.is_empty() { span.good { "in order" } }
+                @if faults.is_empty() && !destroyed { span.good { "in order" } }
+                @if faults.is_empty() && destroyed {
+                    @match text(holder, "role") {
+                        "" => "holds what was destroyed",
+                        ANCHOR => "holds the locks, and writes nothing",
+                        _ => "stopped",
+                    }
+                }
                 @for fault in &faults { strong.fault { (fault) } }
                 @if is(holder, "ghost") {
                     p.quiet { "Let it live until its deleted log is copied: what it wrote is nowhere else." }

@@ -27,7 +27,7 @@ pub use schema::{APPLICATION_ID, SCHEMA, SessionsSchema, may_read};
 
 use crate::error::{Error, Result};
 use crate::query::Query;
-use crate::store::{Canary, Health, Store};
+use crate::store::{Canary, Destroyed, Health, Store};
 use crate::types::*;
 use conversations::{no_nul, not_found};
 
@@ -327,7 +327,13 @@ impl Store for SqliteStore {
         let family = self.database.family();
         let named =
             family.generation().map_err(|e| statehouse_sqlite::Error::io("look at the files of", &family.main(), e))?;
+        let mark = statehouse_sqlite::destroyed::mark(family)?;
+        let destroyed = mark.map(|mark| {
+            let next = mark.next(family).unwrap_or_else(|| statehouse_sqlite::Reason::Destroyed.hint().to_owned());
+            Destroyed { what: mark.words(), next }
+        });
         Ok(Health {
+            destroyed,
             path: family.main(),
             fenced: self.database.fenced(),
             generation,

@@ -33,7 +33,7 @@ const LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Main file and log of a retired generation, held by descriptors that can only read.
 #[derive(Debug)]
 pub struct Kept {
-    family: Family,
+    pub(super) family: Family,
     generation: Generation,
     main: Held,
     log: Option<OwnedFd>,
@@ -147,6 +147,11 @@ impl Kept {
         self.content.as_ref().map_or(0, |c| c.transactions)
     }
 
+    /// How long it has been kept.
+    pub fn age(&self) -> Duration {
+        self.since.elapsed()
+    }
+
     /// How long it will be kept at most, from now.
     pub fn left(&self) -> Duration {
         LIMIT.saturating_sub(self.since.elapsed())
@@ -229,7 +234,7 @@ impl Kept {
     }
 
     /// True if a capture has all that the log holds. Their names say which log they are of and how far it went.
-    fn is_captured(&self) -> bool {
+    pub fn is_captured(&self) -> bool {
         let identity = self.generation.wal.unwrap_or(Identity { device: 0, inode: 0, born_ns: None });
         let of_log = format!("{:x}-{:x}-", identity.inode, identity.born_ns.unwrap_or(0));
         captures::complete(&captures::directory(&self.family)).iter().any(|place| {

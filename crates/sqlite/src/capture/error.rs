@@ -108,3 +108,13 @@ impl TakeError {
         }
     }
 }
+
+impl From<TakeError> for Error {
+    fn from(e: TakeError) -> Error {
+        match e {
+            TakeError::Database(e) => e,
+            TakeError::NoRoom { .. } => Error::Full,
+            e => Error::Io { action: "capture", path: "what was removed".into(), source: std::io::Error::other(e) },
+        }
+    }
+}

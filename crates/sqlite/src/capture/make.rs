@@ -135,7 +135,8 @@ fn in_place(
         wal: files.log.as_ref().map(|l| l.status.identity),
         shm: files.index.as_ref().map(|(status, _)| status.identity),
     };
-    let id = id(generation.wal, &made, at_path.main.is_none());
+    // An empty file there is no database either.
+    let id = id(generation.wal, &made, captures::main_is_missing(family)?);
     let plain = id.strip_suffix(ALONE).unwrap_or(&id);
     if let Some(before) = [id.as_str(), plain].into_iter().find(|id| place.has(id))
         && let Some(capture) = super::read(&place.of(before))?

@@ -85,6 +85,36 @@ pub fn take(family: &Family, wanted: &Wanted<'_>) -> Result<Taken, TakeError> {
             report.holders.into_iter().filter(has_something).collect()
         }
     };
+    each(family, holders, wanted, true, &mut taken);
+    match (wanted.whose, taken.captures.is_empty(), taken.failed.pop()) {
+        (Whose::Pid(_), true, Some(failed)) => Err(failed.why),
+        (_, _, failed) => {
+            taken.failed.extend(failed);
+            Ok(taken)
+        }
+    }
+}
+
+/// As [`take`] from all other processes, for one who is about to open a database whose main file is missing: whoever can still read
+/// what was removed need not be one who would put it back. What comes of it is told by who opens.
+pub(crate) fn of_others(family: &Family) -> Result<Taken> {
+    let mut taken = Taken::default();
+    let holders = holders::scan(family)?.holders.into_iter().filter(|h| !h.is_self).collect();
+    each(family, holders, &Wanted { whose: Whose::All, role: "", watch: &|_, _| {} }, false, &mut taken);
+    Ok(taken)
+}
+
+/// As [`take`], of what this process itself keeps by descriptors of its own and without a connection.
+pub(crate) fn own(family: &Family) -> Result<Taken> {
+    let mut taken = Taken::default();
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    let holders = holders::one(family, pid)?.into_iter().collect();
+    each(family, holders, &Wanted { whose: Whose::All, role: "", watch: &|_, _| {} }, false, &mut taken);
+    Ok(taken)
+}
+
+/// Captures what each of these has. `tells` makes an incident of what was not captured before.
+fn each(family: &Family, holders: Vec<Holder>, wanted: &Wanted<'_>, tells: bool, taken: &mut Taken) {
     let denied = |h: &Holder| not_allowed(family, name(h), h.pid);
     for ghost in find::ghosts(holders) {
         let pids: Vec<u32> = ghost.holders.iter().filter_map(|h| u32::try_from(h.pid?).ok()).collect();
@@ -97,18 +127,11 @@ pub fn take(family: &Family, wanted: &Wanted<'_>) -> Result<Taken, TakeError> {
                 // An anchor only keeps what somebody else has lost.
                 let foreign = ghost.holders.iter().all(|h| h.role.as_deref().is_none_or(|r| r == ANCHOR));
                 let idle = ghost.holders.iter().all(|h| find::only_reads_what_is_there(family, h));
-                let incident =
-                    (foreign && !already && !idle).then(|| report(family, wanted.role, &ghost, &capture)).flatten();
+                let told = tells && foreign && !already && !idle;
+                let incident = told.then(|| report(family, wanted.role, &ghost, &capture)).flatten();
                 taken.captures.push(Took { capture, already, pids, stop, end, kill, incident });
             }
             Err(why) => taken.failed.push(Failed { pid: pids.first().copied(), why }),
-        }
-    }
-    match (wanted.whose, taken.captures.is_empty(), taken.failed.pop()) {
-        (Whose::Pid(_), true, Some(failed)) => Err(failed.why),
-        (_, _, failed) => {
-            taken.failed.extend(failed);
-            Ok(taken)
         }
     }
 }

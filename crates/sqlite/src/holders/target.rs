@@ -18,6 +18,8 @@ pub(super) struct Target {
     directory_id: Option<FileId>,
     names: [Vec<u8>; 4],
     current: [Option<FileId>; 4],
+    /// What processes of ours have moved away, by its inode.
+    moved: Vec<(Member, u64)>,
     pub(super) devices: Vec<u64>,
     /// The device numbers that lock tables and maps may show for the same files. On btrfs they are those of the volume and
     /// not those that `stat` gives for a subvolume.
@@ -48,6 +50,7 @@ impl Target {
             directory_id,
             names: Member::ALL.map(|m| family.member_name(m).into_vec()),
             current,
+            moved: moved(family),
             devices,
             shown_devices,
             mount_namespace: process::namespace("self", "mnt"),
@@ -57,6 +60,13 @@ impl Target {
     /// The member that this file is now.
     pub(super) fn current(&self, id: FileId) -> Option<Member> {
         Member::ALL.into_iter().zip(self.current).find(|(_, c)| *c == Some(id)).map(|(m, _)| m)
+    }
+
+    /// The member that this file was until a process of ours took it away from its path, for it did not belong to what lies there.
+    /// Somebody may have both open, and go on copying one into the other.
+    pub(super) fn moved(&self, id: FileId) -> Option<Member> {
+        let here = self.directory_id.is_some_and(|directory| directory.0 == id.0);
+        self.moved.iter().find(|(_, inode)| here && *inode == id.1).map(|(member, _)| *member)
     }
 
     /// The same for the numbers that lock tables and maps show.
@@ -117,4 +127,22 @@ impl Target {
         let root = PathBuf::from(format!("/proc/{process}/root"));
         (here || self.leads_here(&root, directory) || self.below_root(&root, directory)).then_some(member)
     }
+}
+
+/// What was moved away and is still there, by the names that `putback.rs` and `replaced.rs` give.
+fn moved(family: &Family) -> Vec<(Member, u64)> {
+    let Ok(entries) = std::fs::read_dir(family.side_directory().join("retired")) else { return Vec::new() };
+    let of = |entry: std::fs::DirEntry| {
+        let name = entry.file_name();
+        let name = name.to_str()?;
+        let (member, inode) = match name.strip_suffix(".moved") {
+            Some(moved) => {
+                let (member, inode) = moved.split_once('-')?;
+                (Member::ALL.into_iter().find(|m| m.to_string() == member)?, inode)
+            }
+            None => (Member::Main, name.strip_prefix("unsound-")?.split('-').next()?),
+        };
+        Some((member, u64::from_str_radix(inode, 16).ok()?))
+    };
+    entries.flatten().filter_map(of).collect()
 }

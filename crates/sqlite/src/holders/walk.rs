@@ -286,6 +286,7 @@ impl Walker {
             let deleted = status.st_nlink == 0;
             let (member, generation) = match target.current(id) {
                 Some(member) => (member, Standing::Current),
+                None if let Some(member) = target.moved(id) => (member, Standing::Retired),
                 None if deleted
                     || target.devices.contains(&id.0) && (look == Look::Close || shaped(status.st_size)) =>
                 {

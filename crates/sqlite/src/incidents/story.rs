@@ -48,6 +48,8 @@ pub struct Story {
     done: Vec<String>,
     /// What is lost of a destroyed database, now that what is left was put together; and what to type.
     account: Option<(Option<String>, String)>,
+    /// What a person has to do before the process can go on.
+    needs: Option<String>,
     /// The incident that it became a part of.
     written: Option<String>,
 }
@@ -88,6 +90,7 @@ impl Story {
             evidence: vec![files_before(&generation)],
             done: Vec::new(),
             account: None,
+            needs: None,
             written: None,
         };
         story.tell(format!("noticed that {}, and cut itself off: nothing is read or written any more", subject.what));
@@ -170,6 +173,11 @@ impl Story {
         self.entries.push(entry(&self.role, sentence));
     }
 
+    /// What a person has to do before the process can go on, if it is anything.
+    pub(crate) fn needs(&mut self, next: Option<String>) {
+        self.needs = next;
+    }
+
     /// Adds a step that the incident names among what was done.
     pub(crate) fn did(&mut self, sentence: impl Into<String>) {
         let sentence = sentence.into();
@@ -178,7 +186,7 @@ impl Story {
     }
 
     /// Adds what the capture of this generation says of itself.
-    pub(crate) fn captured(&mut self, family: &Family) {
+    pub fn captured(&mut self, family: &Family) {
         let captures = capture::list(family).unwrap_or_default();
         let same =
             |c: &&capture::Capture| about_generation(&c.manifest.generation) == about_generation(&self.generation);
@@ -289,6 +297,9 @@ impl Story {
             }
             if let Some((lost, next)) = &account {
                 (incident.lost, incident.next) = (lost.clone(), next.clone());
+            }
+            if let Some(next) = self.needs.as_ref().filter(|_| end.is_none()) {
+                incident.next.clone_from(next);
             }
             let back_at = self.back_at.filter(|_| matches!(end, Some(End::Back)));
             // A process that is cut off twice while others are still going over has met their recovery.

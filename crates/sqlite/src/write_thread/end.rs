@@ -19,7 +19,7 @@ const LAST_WAIT: Duration = Duration::from_secs(2);
 /// Has what this process wrote copied into the main file, for when it has ended nobody remembers it any more. Whoever is in
 /// the way does so soon.
 pub(super) fn leave(shared: &Shared, held: &mut Held) {
-    held.memory.forget(held.record.index(), shared.signals.proved());
+    held.memory.forget(held.record.seen(), shared.signals.proved());
     if held.memory.is_empty() || shared.gate.fenced() {
         return;
     }

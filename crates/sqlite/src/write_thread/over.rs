@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::Held;
 use crate::error::{Destruction, Error, Reason, Result};
 use crate::family::Member;
+use crate::flush::Committer;
 use crate::generation::Record;
 use crate::index::Index;
 use crate::options::Event;
@@ -14,7 +15,8 @@ use crate::reassemble::Destroyed;
 use crate::remembered::Remembered;
 use crate::shared::{RETRY, Shared};
 use crate::{
-    captures, destroyed, doubt, flush, incidents, opening, proof, putback, reassemble, recovery, retired, side,
+    captures, destroyed, doubt, flush, incidents, opening, proof, putback, reassemble, recovery, replaced, retired,
+    side,
 };
 
 /// How long a recovery waits for the reads of its own process at a time. It holds a lock meanwhile that others want.
@@ -70,6 +72,7 @@ pub(super) fn reopen(shared: &Shared, held: &mut Held) -> bool {
                 if told_of.as_ref() != Some(&cause) {
                     if let Some(story) = &mut held.story {
                         story.tell(format!("cannot open the database again yet: {cause}"));
+                        story.needs(putback::in_the_way(&shared.family));
                         let _ = story.write(&shared.family);
                     }
                     shared.options.tell(&Event::NotReopened { cause: cause.clone() });
@@ -141,6 +144,9 @@ pub(super) fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         // The main file may have been removed after the log, and the capture too; else this does nothing.
         retired::capture_kept(family, held.record.generation(), &lost, kept, held.record.seen(), !considerate)?;
     }
+    if lost.contains(&Member::Main) && !captures::main_is_missing(family)? {
+        replaced::suspect(family)?;
+    }
     close_readers(shared)?;
     held.unflushed |= held.connection.take().is_some_and(|c| c.owes());
     putback::move_aside(family, held.record.generation(), &lost)?;
@@ -162,7 +168,15 @@ pub(super) fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
             destroyed::reset_index(family, held.record.making())?;
         }
     }
-    let opened = opening::reopen(family, &shared.options, considerate).map_err(|e| {
+    let was = held.record.generation().main;
+    let mut found_unsound = Vec::new();
+    let opened =
+        opening::reopen(family, &shared.options, considerate, was, &mut |sentence| found_unsound.push(sentence));
+    if let Some(story) = held.story.as_mut().filter(|_| !found_unsound.is_empty()) {
+        found_unsound.into_iter().for_each(|sentence| story.did(sentence));
+        let _ = story.write(family);
+    }
+    let opened = opened.map_err(|e| {
         held.unflushed |= e.poisons();
         match (&why, e) {
             // Opening needs a page that was written into: that is the proof.
@@ -197,6 +211,9 @@ pub(super) fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         putback::succeed(family)?;
         opening::merge(&opened.record, &shared.options, &opened.connection)?;
     }
+    if before.main != now.main {
+        run_again(held, &opened.connection)?;
+    }
     // What no flush has confirmed is kept before anybody is told of it by a later write.
     if held.unflushed {
         doubt::settle(family, &opened.connection)?;
@@ -224,6 +241,39 @@ fn worse(record: &Record, why: Option<&Error>) -> Option<Error> {
         _ => return None,
     }
     destroyed::told(record.family(), &record.generation()).or_else(|| record.log_went_with_the_index())
+}
+
+/// Runs once more what this process remembers, where another program has begun the log anew, or emptied it, after it had copied it into
+/// a main file that is not ours: then neither the old main file nor the log has what was acknowledged. To be called after all that
+/// was captured is merged; a request that finds there what it was to make changes nothing.
+fn run_again(held: &mut Held, connection: &Committer) -> Result<()> {
+    let (Some(seen), Some(kept)) = (held.record.seen(), &held.kept) else { return Ok(()) };
+    if kept.has_all_of(&seen)? {
+        return Ok(());
+    }
+    held.memory.forget_all_but(&[seen.salts]);
+    if held.memory.is_empty() {
+        return Ok(());
+    }
+    connection.execute_batch("BEGIN IMMEDIATE")?;
+    let run = held.memory.run(connection).map_err(Error::from);
+    let done = run.and_then(|run| Ok(connection.execute_batch("COMMIT").map(|()| run)?));
+    let done = done.inspect_err(|_| {
+        if !connection.is_autocommit() {
+            let _ = connection.execute_batch("ROLLBACK");
+        }
+    })?;
+    if flush::copy_beside_readers(connection).is_err() {
+        connection.flush()?;
+    }
+    let again = done.iter().filter(|done| **done).count();
+    if let Some(story) = &mut held.story {
+        story.did(format!(
+            "ran {again} of {} acknowledged requests once more, for another program had taken the log away that had them",
+            done.len()
+        ));
+    }
+    Ok(())
 }
 
 /// Adds what this process still has of a destroyed database to what is put together of it: once, and what did not succeed then

@@ -25,7 +25,7 @@ pub(crate) fn run(context: &Context, target: &Target) -> Result {
     let every = snapshots.enabled.then_some(snapshots.every);
     let document = statehouse_ops::status(&place.database, APPLICATION_ID, every)?;
     context.output.answer(&document, text);
-    Ok(exit::OK)
+    Ok(if document.destroyed.is_some() { exit::FINDING } else { exit::OK })
 }
 
 fn text(d: &StatusDocument) -> String {
@@ -66,6 +66,10 @@ fn text(d: &StatusDocument) -> String {
         ("last vacuum", last_vacuum),
     ];
     let mut out: String = rows.iter().map(|(name, value)| format!("{name:<15}  {}\n", escape_line(value))).collect();
+    if let Some(destroyed) = &d.destroyed {
+        out.push_str(&escape_line(&format!("DESTROYED: {}", destroyed.what)));
+        out.push_str(&format!("\n  {}\n", escape_line(&destroyed.next)));
+    }
     if d.heals_from_log {
         out.push_str("note: the first page of the main file is damaged; a good one is in the log, and the next checkpoint heals it\n");
     }

@@ -28,18 +28,24 @@ pub(crate) fn run(context: &Context, up: &Up) -> Result {
     drop((service::listen("gateway", ports.gateway)?, service::listen("dashboard", ports.dashboard)?));
     let created = home.create()?;
     let opening = store::Opening { role: ROLE, create: true, patience: context.patience };
-    if let Err(failure) = store::open(&home.store(), &opening).map(|s| s.close()) {
-        if failure.exit == exit::REFUSED {
-            refused(home, &failure);
+    let store = match store::open(&home.store(), &opening) {
+        Ok(store) => store,
+        Err(failure) => {
+            if failure.exit == exit::REFUSED {
+                refused(home, &failure);
+            }
+            created.undo();
+            return Err(failure);
         }
-        created.undo();
-        return Err(failure);
-    }
+    };
     let _role = lock::take(home, ROLE)?;
     home.furnish()?;
     let _ = incidents::opened(&home.refusals(), ROLE);
     let mut supervisor = Supervisor::new(services(context, ports), context.output)?;
-    supervisor.run(&|address| welcome(context, address))?;
+    // Until the anchor stands there is nobody else who could tell what somebody removes, or keep it.
+    let ended = supervisor.run(&|| store.close(), &|address| welcome(context, address));
+    store.close();
+    ended?;
     Ok(exit::OK)
 }
 

@@ -34,6 +34,29 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long after SIGTERM a child that should end by itself is killed.
 const KILL_AFTER: Duration = Duration::from_secs(signals::STOP_LIMIT.as_secs() + 2);
 
+/// How often a service is started again whose store is not what it was when it was opened a moment before.
+const LOOKED_AGAIN: u32 = 5;
+
+/// True for what a service says that finds files removed which were there when the start began. Whoever has them open puts them
+/// back, or they are captured from there; ending the start would end whoever has them.
+fn is_amid_removal(failure: &Failure) -> bool {
+    let of_files = [
+        "no_store",
+        "store_missing",
+        "no_directory",
+        "refused_changed",
+        "refused_wal_without_main",
+        "refused_empty_beside_wal",
+        "refused_wal_header",
+        "refused_held_retired",
+        "refused_held_naked",
+        "retired",
+        "sqlite",
+        "io",
+    ];
+    of_files.contains(&&*failure.code)
+}
+
 /// A service to be kept running.
 pub(crate) struct Service {
     name: &'static str,
@@ -106,14 +129,16 @@ impl Supervisor {
     }
 
     /// Starts everything, keeps it running, and returns after everything has stopped.
-    pub(crate) fn run(&mut self, welcome: Welcome<'_>) -> Result<()> {
-        let ended = self.start_all(welcome).and_then(|go_on| if go_on { self.keep() } else { Ok(()) });
+    ///
+    /// `anchored` is called when the first one stands, before the others are started.
+    pub(crate) fn run(&mut self, anchored: &dyn Fn(), welcome: Welcome<'_>) -> Result<()> {
+        let ended = self.start_all(anchored, welcome).and_then(|go_on| if go_on { self.keep() } else { Ok(()) });
         self.stop_all();
         ended
     }
 
     /// Starts the services, the first one alone, and waits until all are ready. `Ok(false)` if it was asked to stop.
-    fn start_all(&mut self, welcome: Welcome<'_>) -> Result<bool> {
+    fn start_all(&mut self, anchored: &dyn Fn(), welcome: Welcome<'_>) -> Result<bool> {
         let limit = Instant::now() + START_LIMIT;
         let mut waiting: VecDeque<usize> = (0..self.services.len()).collect();
         let mut held_up = Vec::new();
@@ -128,6 +153,9 @@ impl Supervisor {
                 if !self.turn(Some(limit), true)? {
                     return Ok(false);
                 }
+            }
+            if next == 0 {
+                anchored();
             }
         }
         Event::Up.print(self.output);
@@ -251,6 +279,15 @@ impl Supervisor {
         let service = &mut self.services[i];
         let Some(child) = service.child.take() else { return Ok(()) };
         let words = status.map_or_else(|| "an end that could not be observed".to_owned(), signals::describe);
+        if first && service.deaths < LOOKED_AGAIN && service.last_error.as_ref().is_some_and(is_amid_removal) {
+            let error = service.last_error.take().map(|e| e.message).unwrap_or_default();
+            tracing::warn!(
+                "{} did not find the store as it was a moment ago, and is started again: {error}",
+                service.name
+            );
+            self.later(i);
+            return Ok(());
+        }
         if first && let Some(mut failure) = service.last_error.take() {
             failure.exit = status.and_then(|s| s.code()).and_then(|c| u8::try_from(c).ok()).unwrap_or(exit::FAILED);
             return Err(failure);

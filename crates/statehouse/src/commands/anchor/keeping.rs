@@ -1,5 +1,7 @@
 //! The retired generations that an anchor keeps, what was told of each, and whom it keeps from the main file meanwhile.
 
+use std::time::Duration;
+
 use statehouse_sqlite::Family;
 use statehouse_sqlite::anchor::{Alarm, Anchor, Kept, KeptBack};
 use statehouse_sqlite::holders::Holder;
@@ -45,6 +47,16 @@ impl Keeping {
             }
         }
         self.tell();
+    }
+
+    /// True if something may be lost when this process ends.
+    pub(super) fn is_owed(&self, ours: bool) -> bool {
+        self.all.iter().any(|one| one.kept.is_owed(ours))
+    }
+
+    /// True if nobody has captured for `long` what is missing at its path.
+    pub(super) fn is_left_alone(&self, long: Duration) -> bool {
+        self.all.iter().any(|one| one.kept.age() >= long && one.kept.is_left_alone())
     }
 
     /// To be called at each turn.
@@ -95,7 +107,12 @@ impl Keeping {
     /// Lets go of everything.
     pub(super) fn end(self) {
         for one in self.all.iter().filter(|one| one.told) {
-            tell::let_go(self.output, &self.family, &one.kept, "stopped");
+            tell::let_go(
+                self.output,
+                &self.family,
+                &one.kept,
+                if one.kept.is_captured() { "captured" } else { "stopped" },
+            );
         }
     }
 }

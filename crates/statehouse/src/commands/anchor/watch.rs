@@ -86,6 +86,10 @@ pub(super) struct Watch {
     /// What is to be told beside the database of a generation that was retired, and whether some of it is told already.
     story: Option<Story>,
     begun: bool,
+    /// It was a store of ours when it was held. Whoever removes everything removes what says so as well.
+    ours: bool,
+    /// When it was last tried to capture what is kept.
+    captured: Option<Instant>,
     /// The pages of the program that only its start needed were given back.
     light: bool,
 }
@@ -112,6 +116,8 @@ impl Watch {
             waiting: None,
             story: None,
             begun: false,
+            ours: false,
+            captured: None,
             light: false,
         }
     }
@@ -127,6 +133,9 @@ impl Watch {
                 self.failed(&e);
             }
             self.kept.watch();
+            if self.ours && self.kept.is_left_alone(OTHERS_FIRST) && self.captured.is_none_or(|t| t.elapsed() >= LOOK) {
+                self.capture();
+            }
             self.tell_story(false);
             if Instant::now() >= look_at {
                 self.look();
@@ -187,6 +196,7 @@ impl Watch {
                 (self.said, self.lost, self.waiting) = (None, None, None);
                 tell::anchored(self.output, &self.family, &held);
                 self.held = Some(held);
+                self.ours |= is_ours(&self.family);
                 self.listen();
                 if let Some(story) = &mut self.story {
                     story.is_back(true);
@@ -370,8 +380,27 @@ impl Watch {
         self.reported = present;
     }
 
-    /// Lets go of everything, and leaves nothing behind.
+    /// Captures what is kept.
+    fn capture(&mut self) {
+        self.captured = Some(Instant::now());
+        match anchor::capture(&self.family, self.ours) {
+            Ok(()) => self.story.iter_mut().for_each(|story| story.captured(&self.family)),
+            Err(e) => {
+                let hint = e.hint();
+                tracing::warn!("what is kept of removed files could not be captured: {e}: {} {hint}", e.detail());
+            }
+        }
+    }
+
+    /// Lets go of everything, and leaves nothing behind but what would be lost with its descriptors.
     pub(super) fn end(mut self) {
+        // It may have been removed since the last turn.
+        if self.held.as_ref().is_some_and(|held| !held.current()) {
+            self.release(Why::Retired);
+        }
+        if self.kept.is_owed(self.ours) {
+            self.capture();
+        }
         self.tell_story(true);
         self.release(Why::Stopped);
         self.kept.end();
