@@ -23,7 +23,7 @@ use crate::error::{Error, Failure, Result};
 use crate::family::{Family, Identity, Status};
 use crate::flush::{self, Committer};
 use crate::wal::ReadAt;
-use crate::{connect, files, image, replaced};
+use crate::{connect, files, image, proof};
 
 pub(crate) const MERGED: &str = "merged";
 /// In a capture whose rows are in a log that is not copied yet; says which log that is.
@@ -200,7 +200,7 @@ pub(crate) fn merge(
 ) -> Result<u64> {
     let mut rows = 0;
     let mut merged = Vec::new();
-    let mut looked = !replaced::is_looked_through_quickly(live)?;
+    let mut looked = !proof::is_looked_through_quickly(live)?;
     for place in unmerged(family) {
         if is_in_the_log(&place, family)? {
             merged.push(place);

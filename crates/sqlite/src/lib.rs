@@ -115,6 +115,8 @@ mod signals;
 #[cfg(target_os = "linux")]
 mod sums;
 #[cfg(target_os = "linux")]
+mod suspect;
+#[cfg(target_os = "linux")]
 pub mod ticket;
 #[cfg(target_os = "linux")]
 pub mod turnstile;

@@ -15,7 +15,7 @@ use crate::options::{Event, Options, Schema};
 use crate::prepare::{self, Prepared};
 use crate::secure::Inspected;
 use crate::turnstile::Turnstile;
-use crate::{capture, captures, doubt, flush, incidents, putback, recovery, replaced, side};
+use crate::{capture, captures, doubt, flush, incidents, putback, recovery, replaced, side, suspect};
 
 /// How often an open is begun anew because the main file was replaced, or a generation retired, meanwhile.
 const TRIES: usize = 21;
@@ -147,10 +147,10 @@ fn as_prepared(
     if enter(&prepared.inspected)? {
         return Ok(None);
     }
-    if replaced::is_suspect(family) {
+    if suspect::is_suspect(family) {
         prepare::wait_for_ours(family)?;
         let _lock = recovery::exclusive(family, options.patience)?;
-        if replaced::is_suspect(family) {
+        if suspect::is_suspect(family) {
             replaced::settle(family, options)?;
         }
         return Ok(None);
@@ -276,7 +276,7 @@ pub(crate) fn reopen(
     let prepared = prepare::prepare(family, false, options.application_id)?;
     let main = prepared.inspected.generation().main;
     let is_believed =
-        |main: Option<Identity>| replaced::is_proved(family, main) || main == before && !replaced::is_suspect(family);
+        |main: Option<Identity>| suspect::is_proved(family, main) || main == before && !suspect::is_suspect(family);
     let prepared = match is_believed(main) {
         true => prepared,
         false => {

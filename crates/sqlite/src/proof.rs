@@ -106,3 +106,13 @@ fn destroyed(examiner: &Examiner<'_>, member: Member, what: String) -> Error {
     let seen = Seen { index: examiner.index(), ..Seen::default() };
     examiner.destroyed(&seen, member, what)
 }
+
+/// Up to how many bytes the indexes are compared with their tables as well, which looks up each row in each of its indexes. A
+/// larger database would keep everybody waiting for longer than the loss of an index is worth.
+const WITH_INDEXES: i64 = 256 << 20;
+
+/// True if all of it, with its indexes, is looked through in a time that nobody minds.
+pub(crate) fn is_looked_through_quickly(connection: &Connection) -> Result<bool> {
+    let number = |pragma: &str| connection.query_row(pragma, [], |r| r.get::<_, i64>(0));
+    Ok(number("PRAGMA page_count")?.saturating_mul(number("PRAGMA page_size")?) <= WITH_INDEXES)
+}

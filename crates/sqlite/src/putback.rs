@@ -28,7 +28,7 @@ use crate::captures::{
 use crate::error::{Error, Reason, Result};
 use crate::family::{Family, Generation, Member, Status};
 use crate::secure::{self, Purpose};
-use crate::{files, headers, holders, replaced};
+use crate::{files, headers, holders, suspect};
 
 /// Where the header of a main file says how it is written and read, and the value for a log there.
 /// <https://www.sqlite.org/fileformat2.html#the_database_header>
@@ -164,7 +164,7 @@ pub(crate) fn log(family: &Family) -> Result<()> {
     match unsucceeded(&parent).into_iter().rfind(|p| p.join(TORN).exists()) {
         Some(torn) if put_back(family, &torn, &parent)? => mark(&torn, SUCCEEDED),
         // Somebody has begun a log of his own beside half of a checkpoint.
-        Some(torn) if is_of_what_lies_there(family, &torn)? => replaced::doubt(family),
+        Some(torn) if is_of_what_lies_there(family, &torn)? => suspect::doubt(family),
         _ => Ok(()),
     }
 }
@@ -182,7 +182,7 @@ fn is_of_what_lies_there(family: &Family, place: &Path) -> Result<bool> {
 pub(crate) fn settle(family: &Family) -> Result<()> {
     begun::finish(family)?;
     log(family)?;
-    if replaced::is_suspect(family) {
+    if suspect::is_suspect(family) {
         // What was captured may have to take the place of what lies there.
         return Ok(());
     }

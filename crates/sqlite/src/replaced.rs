@@ -18,73 +18,19 @@
 use std::path::{Path, PathBuf};
 
 use rusqlite::Connection;
-use serde::{Deserialize, Serialize};
 
 use crate::captures::{self, IMAGE, PROVED, UNREADABLE};
 use crate::error::{Error, Reason, Result};
 use crate::family::{Family, Identity, Member};
 use crate::generation::Record;
 use crate::options::Options;
-use crate::{connect, files, prepare, putback};
-
-/// The mark, below the side directory.
-const MARK: &str = "replaced";
-
-/// Up to how many bytes the indexes are compared with their tables as well, which looks up each row in each of its indexes. A
-/// larger database would keep everybody waiting for longer than the loss of an index is worth.
-const WITH_INDEXES: i64 = 256 << 20;
-
-/// What the mark says.
-#[derive(Serialize, Deserialize)]
-struct Mark {
-    /// The file that was proved since; nothing as long as none was.
-    proved: Option<Identity>,
-}
-
-fn path(family: &Family) -> PathBuf {
-    family.side_directory().join(MARK)
-}
-
-fn write(family: &Family, proved: Option<Identity>) -> Result<()> {
-    captures::write_text(&family.side_directory(), MARK, &Mark { proved })
-}
-
-/// What was proved; `None` without a mark. A mark that cannot be read says that nothing was.
-fn read(family: &Family) -> Option<Mark> {
-    let path = path(family);
-    if !path.exists() {
-        return None;
-    }
-    let text = files::read_to_string(&path, 4096).unwrap_or_default();
-    Some(serde_json::from_str(&text).unwrap_or(Mark { proved: None }))
-}
-
-/// Remembers that the main file was replaced, unless what lies there was proved already.
-pub(crate) fn suspect(family: &Family) -> Result<()> {
-    let now = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
-    if now.main.is_none() || is_proved(family, now.main) || is_suspect(family) { Ok(()) } else { write(family, None) }
-}
-
-/// Remembers that the main file cannot be believed though it is the same one, whatever was proved before.
-pub(crate) fn doubt(family: &Family) -> Result<()> {
-    if is_suspect(family) { Ok(()) } else { write(family, None) }
-}
-
-/// True if the main file was replaced and nobody has proved yet what took its place.
-pub(crate) fn is_suspect(family: &Family) -> bool {
-    read(family).is_some_and(|mark| mark.proved.is_none())
-}
-
-/// True if this file was proved after the main file had been replaced.
-pub(crate) fn is_proved(family: &Family, main: Option<Identity>) -> bool {
-    main.is_some() && read(family).is_some_and(|mark| mark.proved == main)
-}
+use crate::{connect, prepare, proof, putback, suspect};
 
 /// Proves what lies at the path, or puts what was captured in its place. Gives back what was done then, in a sentence. This
 /// process has nothing of the database open, and no other program has files of two generations.
 pub(crate) fn settle(family: &Family, options: &Options) -> Result<Option<String>> {
     match prove(family, options) {
-        Ok(proved) => write(family, proved).map(|()| None),
+        Ok(proved) => suspect::write(family, proved).map(|()| None),
         Err(Error::Damaged { detail }) => exchange(family, &detail).map(Some),
         Err(e) => Err(e),
     }
@@ -102,15 +48,9 @@ fn prove(family: &Family, options: &Options) -> Result<Option<Identity>> {
     Ok(main)
 }
 
-/// True if all of it, with its indexes, is looked through in a time that nobody minds.
-pub(crate) fn is_looked_through_quickly(connection: &Connection) -> Result<bool> {
-    let number = |pragma: &str| connection.query_row(pragma, [], |r| r.get::<_, i64>(0));
-    Ok(number("PRAGMA page_count")?.saturating_mul(number("PRAGMA page_size")?) <= WITH_INDEXES)
-}
-
 /// Looks through tables by a scan, and through their indexes if the database is not too large for it.
 fn look_through(connection: &Connection) -> Result<()> {
-    let quick = is_looked_through_quickly(connection)?;
+    let quick = proof::is_looked_through_quickly(connection)?;
     let look = if quick { "PRAGMA integrity_check(1)" } else { "PRAGMA quick_check(1)" };
     let verdict: String = connection.query_row(look, [], |r| r.get(0))?;
     if verdict == "ok" { Ok(()) } else { Err(Error::Damaged { detail: verdict }) }
@@ -125,7 +65,7 @@ fn exchange(family: &Family, detail: &str) -> Result<String> {
         let main = crate::shell::word(&main.to_string_lossy());
         let detail = format!(
             "{detail}: another program wrote into what lies there with a log that does not belong to it; no capture of what was there \
-             before is whole either; put the newest snapshot back: `statehouse restore latest {main}`"
+             before is whole either; `statehouse snapshots {main}` lists what `statehouse restore` can put in its place"
         );
         return Err(Error::Damaged { detail });
     }
@@ -133,7 +73,7 @@ fn exchange(family: &Family, detail: &str) -> Result<String> {
     let evidence = move_away(family)?;
     putback::main_file(family, false)?;
     let now = family.generation().map_err(|e| Error::io("look at", &family.main(), e))?;
-    write(family, now.main)?;
+    suspect::write(family, now.main)?;
     Ok(format!(
         "found that what lies in the place of the main file is not whole ({detail}): it is kept in {}, with whatever another \
          program wrote there, and what was captured took its place",

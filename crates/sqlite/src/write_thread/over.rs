@@ -15,8 +15,7 @@ use crate::reassemble::Destroyed;
 use crate::remembered::Remembered;
 use crate::shared::{RETRY, Shared};
 use crate::{
-    captures, destroyed, doubt, flush, incidents, opening, proof, putback, reassemble, recovery, replaced, retired,
-    side,
+    captures, destroyed, doubt, flush, incidents, opening, proof, putback, reassemble, recovery, retired, side, suspect,
 };
 
 /// How long a recovery waits for the reads of its own process at a time. It holds a lock meanwhile that others want.
@@ -145,7 +144,7 @@ pub(super) fn recover(shared: &Shared, held: &mut Held) -> Result<()> {
         retired::capture_kept(family, held.record.generation(), &lost, kept, held.record.seen(), !considerate)?;
     }
     if lost.contains(&Member::Main) && !captures::main_is_missing(family)? {
-        replaced::suspect(family)?;
+        suspect::suspect(family)?;
     }
     close_readers(shared)?;
     held.unflushed |= held.connection.take().is_some_and(|c| c.owes());
