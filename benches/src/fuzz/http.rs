@@ -35,6 +35,14 @@ pub(crate) fn run(budget: &mut Budget) -> Result<()> {
         }))
     });
 
+    // A gateway that has not taken up its turns yet rightly says that it is not ready.
+    let ready = with_body(&format!("GET /readyz HTTP/1.1\r\nHost: {address}"), b"");
+    let begun = Instant::now();
+    while !exchange(address, &ready)?.starts_with(b"HTTP/1.1 200") {
+        ensure!(begun.elapsed() < Duration::from_secs(20), "the gateway does not get ready");
+        std::thread::yield_now();
+    }
+
     let mut acknowledged = HashSet::new();
     while budget.more() {
         let mut bytes = request(address, &mut budget.seed);
