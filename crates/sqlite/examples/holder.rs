@@ -62,10 +62,11 @@ fn main() {
                 Some(open) => with_database(open, verb, rest),
                 None => Err("no database is open".into()),
             },
-            "put-when" | "batter" | "read-on" => match &database {
+            "put-when" | "batter" | "read-on" | "read-emptied" => match &database {
                 None => Err("no database is open".into()),
                 Some(open) if verb == "put-when" => sabotage::put_when(open, rest).map(|()| String::new()),
                 Some(open) if verb == "batter" => sabotage::batter(open, rest),
+                Some(open) if verb == "read-emptied" => sabotage::read_emptied(open, rest),
                 // A read that goes on until it is told to `read-end`.
                 Some(open) => sabotage::Reading::begin(open).map(|begun| {
                     reading = Some(begun);

@@ -20,9 +20,12 @@ use crate::{locks, proof, written};
 #[derive(Debug, Default)]
 pub(crate) struct Content(Mutex<Seen>);
 
-/// When the index was changed last before it was found whole, if that was seen.
+/// When the index was changed last before it was found whole, if that was seen, and how often its locks were taken again by then.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct IndexMark(Option<Stamp>);
+pub(crate) struct IndexMark {
+    whole: Option<Stamp>,
+    retaken: u64,
+}
 
 impl Content {
     /// Proves, as far as a look can, that nobody has destroyed the content. `index` must have been read before `statuses`.
@@ -79,7 +82,18 @@ impl Content {
 
     /// The index as the last look found it.
     pub(crate) fn index_mark(&self) -> IndexMark {
-        IndexMark(self.0.lock().unwrap_or_else(PoisonError::into_inner).whole)
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        IndexMark { whole: seen.whole, retaken: seen.retaken }
+    }
+
+    /// Takes note that locks are about to be taken again.
+    pub(crate) fn retake(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retaken += 1;
+    }
+
+    /// True if locks were taken again since the mark.
+    pub(crate) fn was_retaken(&self, since: IndexMark) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retaken != since.retaken
     }
 
     /// True if nobody has changed the length of the index since the mark; or, if that cannot be told and this process is `idle`,
@@ -91,7 +105,7 @@ impl Content {
         before: IndexMark,
         idle: bool,
     ) -> bool {
-        Examiner { family, generation }.index_survived(before.0, idle)
+        Examiner { family, generation }.index_survived(before.whole, idle)
     }
 
     /// True destruction of the log, if it lacks what the last look at the index found in it alone.

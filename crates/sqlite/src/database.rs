@@ -99,9 +99,18 @@ impl Database {
             shared.gate.wait(shared.options.patience)?;
         }
         // Until it has ended the handle goes on in no other generation.
-        let query = |c: &Connection| match query(c) {
-            Ok(_) if shared.gate.record().is_betrayed() => Err(Error::LocksLost),
-            answer => answer,
+        let query = |c: &Connection| {
+            let record = shared.gate.record();
+            // Of the last look: none notes anything while a lock is missing.
+            let before = record.index_mark();
+            match query(c) {
+                Ok(_) if record.is_betrayed(before) => {
+                    shared.gate.fence(Error::LocksLost);
+                    shared.queue.rouse();
+                    Err(Error::LocksLost)
+                }
+                answer => answer,
+            }
         };
         let proof = || {
             let proved = shared.gate.record().has_only_its_files();

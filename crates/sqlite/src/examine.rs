@@ -114,6 +114,8 @@ pub(crate) struct Seen {
     pub(crate) index: Option<Index>,
     /// The index file when it was found whole.
     pub(crate) whole: Option<Stamp>,
+    /// How often locks that were gone were taken again.
+    pub(crate) retaken: u64,
     /// The main file when it was looked at last.
     pub(crate) main: Option<Known>,
     /// The main file when it was last known for certain, with no checkpoint on its way.

@@ -172,10 +172,21 @@ impl Record {
         Record::STANDING.into_iter().all(stands)
     }
 
-    /// True if a lock of a transaction of this process is gone. To be asked before a transaction ends: what was read in it
-    /// proves nothing then.
-    pub(crate) fn is_betrayed(&self) -> bool {
-        self.generation.shm.is_some_and(|shm| locks::standing(shm, PRESENCE_BYTE) == Standing::Broken)
+    /// True if what was read in a transaction since the mark proves nothing: a lock of a transaction of this process is gone, or
+    /// byte 128 is, or was, and the index may have been emptied meanwhile. To be asked before the transaction ends.
+    pub(crate) fn is_betrayed(&self, since: IndexMark) -> bool {
+        let Some(shm) = self.generation.shm else { return false };
+        match locks::standing(shm, PRESENCE_BYTE) {
+            Standing::Broken => true,
+            Standing::Stands if !self.content.was_retaken(since) => false,
+            // Only that transaction can say that it was there all the time, so it is not idle.
+            _ => !self.content.index_survived(&self.family, &self.generation, since, false),
+        }
+    }
+
+    /// Takes note that locks are about to be taken again.
+    pub(crate) fn retake(&self) {
+        self.content.retake();
     }
 
     /// The index as the last look found it. No look notes anything while a lock is missing.

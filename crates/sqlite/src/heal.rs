@@ -4,7 +4,8 @@
 //! library that closes every number it finds, or puts another file there; and whoever has the same description (a process made by
 //! a bare `clone`, one that was passed the descriptor) and unlocks it. The first is seen by `fstat`, the second by nobody
 //! but the kernel. So every look at the generation asks the kernel (`locks.rs`): before and after each commit, before each
-//! read, four times a second on an idle handle, and after each opening.
+//! read, four times a second on an idle handle, and after each opening. And a read asks once more before it answers: if byte 128 is
+//! gone by then, or was taken again meanwhile, and the index has changed since the look before, it may have read by an empty one.
 //!
 //! Without the locks the next stranger that closes the database deletes log and index, and the next that opens it empties the
 //! index under our map. Nothing of that has happened as long as the files are the same, so the locks are taken again, and what
@@ -90,6 +91,9 @@ pub(crate) fn retake(record: &Record, options: &Options) -> Result<()> {
     let what = missing(record);
     // Before the locks are there, for from then on another thread's look may note what it sees.
     let before = record.index_mark();
+    if !what.is_empty() {
+        record.retake();
+    }
     for (member, bytes) in Record::STANDING {
         take(record, member, bytes)?;
     }

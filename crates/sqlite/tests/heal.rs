@@ -235,6 +235,19 @@ fn a_read_that_may_have_met_an_emptied_index_gives_no_answer() {
 }
 
 #[test]
+fn a_read_under_which_the_index_was_emptied_gives_no_answer_before_anybody_has_noticed() {
+    let (_directory, path) = fresh();
+    let mut holder = Holder::with_store(&path);
+    for n in 0..10 {
+        holder.ok(&format!("put only in the log {n}"));
+    }
+    let answer = holder.order(&format!("read-emptied {}", path.display()));
+    assert!(answer.as_ref().is_err_and(|e| e.contains("locks_lost")), "{answer:?}");
+    until("the handle goes on", SOON, || holder.order("count") == Ok("10".into()));
+    assert!(standing(&holder, &path).whole());
+}
+
+#[test]
 fn a_lock_of_a_transaction_that_was_gone_when_it_ended_is_not_forgotten() {
     let (_directory, path) = fresh();
     let mut holder = Holder::with_database(&path, true);

@@ -91,6 +91,20 @@ pub(crate) fn put_when(database: &Database, rest: &str) -> Result<(), String> {
     written.map_err(|e| format!("{} {e}", e.code()))
 }
 
+/// Reads, and in the middle of the transaction byte 128 is dropped and the index emptied, as a stranger does who opens the database
+/// then.
+pub(crate) fn read_emptied(database: &Database, path: &str) -> Answer {
+    let read = database.read(|c| {
+        c.query_row("SELECT count(*) FROM sqlite_schema", [], |r| r.get::<_, i64>(0))?;
+        let shm = format!("{path}-shm");
+        unlock(&format!("{shm} 128 1")).expect("byte 128 is held");
+        let file = std::fs::OpenOptions::new().write(true).open(&shm).expect("the index");
+        file.set_len(3).and_then(|()| file.set_len(32 * 1024)).expect("the index is emptied");
+        count(c)
+    });
+    read.map(|rows| rows.to_string()).map_err(|e| format!("{} {e}", e.code()))
+}
+
 /// A read transaction that stays open on a thread of its own.
 pub(crate) struct Reading {
     end: Sender<()>,
